@@ -1,0 +1,95 @@
+// What every layer's cache can answer (LayerCache), and what those that store keys and values add (AttentionCache).
+// Names and numbers follow mlx-lm's caches. Arrays handed out are values: later calls never change them. A call that
+// throws leaves the object exactly as it was.
+// Threads: one object belongs to one thread at a time; evaluate (PromptCache::eval) before handing it on.
+// Owns: its key/value buffers, which forks share until one side writes.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "mlx/array.h"
+#include "reprise/cache/state.h"
+#include "reprise/nn/keys_values.h"
+#include "reprise/nn/rope.h"
+
+namespace reprise {
+
+class LayerCache {
+ public:
+  virtual ~LayerCache() = default;
+
+  // mlx-lm's class name. Stored on disk: never rename.
+  virtual std::string class_name() const = 0;
+
+  // Tokens consumed since the start = position of the next token; none for caches that do not count.
+  virtual std::optional<int> position() const = 0;
+  // Stored rows that attention can see; 0 for recurrent state.
+  virtual int length() const = 0;
+  // mlx-lm's number of the same name, which some classes answer with 0; kept for compatibility, use length().
+  virtual int size() const = 0;
+  // No buffer yet. A cache trimmed to 0 rows is not empty.
+  virtual bool empty() const = 0;
+  // Bytes of allocated buffers, slack included.
+  virtual std::size_t nbytes() const = 0;
+
+  virtual bool is_trimmable() const = 0;
+  // Largest n for which what remains is all that a fresh run of the shorter history would need; 0 when not trimmable.
+  virtual int max_trim() const = 0;
+  // Forgets the last min(n, available) tokens. Returns: how many; 0, and nothing changes, when not trimmable.
+  // Throws: invalid_argument for n < 0.
+  virtual int trim(int n) = 0;
+
+  // Whole buffers with their capacity. The item order per class is the file format's (docs/prompt_cache_format.md).
+  virtual State state() const = 0;
+  // As state(), buffers cut to the rows that hold tokens: what files hold.
+  virtual State saved_state() const = 0;
+  // The pair of the older layout (mlx-lm ≤ 0.31): arrays cut to valid rows, and text.
+  virtual State legacy_state() const = 0;
+  virtual Meta legacy_meta() const = 0;
+
+  // An independent cache that shares the buffers: O(1) in the length, no copy of rows.
+  virtual std::unique_ptr<LayerCache> fork() const = 0;
+
+  // Throws: unsupported where the class has no quantised counterpart.
+  virtual std::unique_ptr<LayerCache> to_quantized(int group_size = 64, int bits = 4) const;
+};
+
+struct AttentionOptions {
+  const Rope* rope = nullptr;  // null: keys and queries come rotated, or the layer has no positions
+  float scale = 1.0f;
+  Mask mask = NoMask{};
+  std::optional<mlx::core::array> sinks = {};  // [H]
+};
+
+struct MaskOptions {
+  std::optional<int> window = {};
+  bool return_array = false;
+};
+
+class AttentionCache : public LayerCache {
+ public:
+  // Position of the next token, read before an update: int, or int32 [B] for batches.
+  virtual Offset offset() const = 0;
+
+  // Appends L rows: keys [B, Hkv, L, D], values [B, Hkv, L, Dv].
+  // Returns: everything attention must see, the new rows included. L = 0 returns the stored rows and changes nothing.
+  // Throws: invalid_argument when B, Hkv, D, Dv or dtype differ from the first update's, or L = 0 on an empty cache.
+  virtual KeysValues update_and_fetch(const mlx::core::array& keys, const mlx::core::array& values) = 0;
+
+  // What update_and_fetch would return with L = 0. Throws: failed_precondition when empty.
+  virtual KeysValues keys_and_values() const = 0;
+
+  // Mask for N new tokens, asked before their update. Throws: invalid_argument for N < 1 or window < 1.
+  virtual Mask make_mask(int N, const MaskOptions& options = {}) const = 0;
+
+  // Rotates q and k at offset(), stores k and v (in the stored rows' dtype), returns attention over all of it.
+  // q [B, H, L, D], k [B, Hkv, L, D], v [B, Hkv, L, Dv]. Returns: [B, H, L, Dv] in q's dtype.
+  // The default is made of the parts; a class overrides it where a fused kernel exists, with equal results.
+  virtual mlx::core::array attend(const mlx::core::array& queries, const mlx::core::array& keys,
+                                  const mlx::core::array& values, const AttentionOptions& options);
+};
+
+}  // namespace reprise

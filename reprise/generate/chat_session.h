@@ -1,0 +1,76 @@
+// A conversation over one live cache: every turn computes only its new tokens. Turns, undo, reset, fork, save, load.
+// The record of token ids wins over text: an answer stays in the history as the ids that were generated.
+// Threads: one session belongs to one thread at a time; GenerateOptions::cancel may be requested from any thread.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reprise/generate/generate.h"
+
+namespace reprise {
+
+struct ChatOptions {
+  std::optional<std::string> system_prompt = {};
+  GenerateOptions generate = {};    // callbacks and cancel are per turn (TurnOptions)
+  std::string tools_json = {};      // JSON list; see RenderOptions
+  std::string kwargs_json = {};     // template variables, JSON object
+};
+
+struct TurnOptions {
+  std::stop_token cancel = {};
+  std::function<void(int done, int total)> on_progress = {};
+  std::function<void(std::string_view)> on_text = {};
+};
+
+class ChatSession {
+ public:
+  // `model` must outlive the session. Throws: failed_precondition when the model has no chat template.
+  explicit ChatSession(const LoadedModel& model, ChatOptions options = {});
+
+  // One turn: appends `text` as the user's message, answers, appends the answer. An answer that was cancelled or cut by
+  // max_tokens stays in the history as far as it came. When an exception ends the turn, the transcript is as before it.
+  GenerateResult say(const std::string& text, const TurnOptions& turn = {});
+
+  // Takes back the last exchange (user message and answer). Returns: the user's text, or none when there is no turn.
+  std::optional<std::string> undo();
+
+  // A new conversation: new cache, empty transcript; the system prompt stays.
+  void reset();
+
+  // Changes the system prompt (none: the template's default) and starts afresh, since it stands before everything.
+  void set_system_prompt(std::optional<std::string> text);
+
+  // An independent session that shares what is cached.
+  ChatSession fork() const;
+
+  // Writes prompt cache and transcript as one prompt-cache file (mlx-lm can read its cache). Returns: the path.
+  std::string save(const std::filesystem::path& file) const;
+
+  // Replaces this conversation by a saved one; it goes on as if it had never stopped. All or nothing.
+  // Throws: as load_prompt_cache_file; failed_precondition for a file of another model or without a transcript.
+  void load(const std::filesystem::path& file);
+
+  const std::vector<ChatMessage>& messages() const { return messages_; }  // system prompt first, where there is one
+  const RecordedCache& cache() const { return cache_; }
+  const ChatOptions& options() const { return options_; }
+
+ private:
+  // The ids of the whole rendered prompt for `messages`, answers spliced in as recorded.
+  Tokens prompt_ids(const std::vector<ChatMessage>& messages, const std::vector<Tokens>& answers) const;
+  // Brings cache_ to a prefix of `ids`. Returns: how many ids it then holds.
+  int rewind_to_common_prefix(const Tokens& ids);
+
+  const LoadedModel* model_;
+  ChatOptions options_;
+  std::vector<ChatMessage> messages_;
+  std::vector<Tokens> answers_;  // ids of each assistant message in messages_, in order, without the stop token
+  RecordedCache cache_;
+  std::uint64_t num_draws_ = 0;  // sampler draws so far
+};
+
+}  // namespace reprise

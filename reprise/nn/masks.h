@@ -1,0 +1,37 @@
+// Attention masks as bool arrays, true = may attend. Semantics: docs/caches of the project's spec section 4.
+// Threads: free functions; results are unevaluated arrays of the calling thread.
+#pragma once
+
+#include <optional>
+
+#include "mlx/array.h"
+#include "reprise/nn/keys_values.h"
+
+namespace reprise {
+
+struct CausalMaskOptions {
+  std::optional<int> window = {};                        // ≥ 1: keys q - window < k ≤ q only
+  std::optional<mlx::core::array> right_padding = {};    // int32 [B]: columns after a row's last real token
+  std::optional<mlx::core::array> left_padding = {};     // int32 [B]: columns before a row's first real token
+};
+
+// Query i (of N) sits at offset + i; key columns are 0 … offset + N - 1.
+// Returns: bool [N, offset + N], or [B, 1, N, offset + N] with any padding.
+// Throws: invalid_argument for N < 1, offset < 0 or window < 1.
+mlx::core::array create_causal_mask(int N, int offset = 0, const CausalMaskOptions& options = {});
+
+struct AttentionMaskOptions {
+  bool return_array = false;
+  std::optional<int> window = {};
+};
+
+// The mask for N new tokens after `offset` stored ones, all of which stay visible unless a window is given: NoMask for one
+// token without a window; an array with `return_array` or a window; else Causal.
+// Throws: as create_causal_mask.
+Mask create_attention_mask(int N, int offset, const AttentionMaskOptions& options = {});
+
+// The mask for N tokens that no cache precedes: NoMask for one token; an array with `return_array` or when the window is
+// shorter than N; else Causal. Throws: as create_causal_mask.
+Mask create_attention_mask_without_cache(int N, const AttentionMaskOptions& options = {});
+
+}  // namespace reprise

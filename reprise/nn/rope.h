@@ -1,0 +1,63 @@
+// Rotary position embeddings (Su et al., https://arxiv.org/abs/2104.09864) with the context-length scalings in use.
+// Frequencies are computed once, at construction, in float32.
+// Threads: immutable after construction; its arrays are evaluated, so any thread may apply it.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "mlx/array.h"
+#include "reprise/nn/keys_values.h"
+
+namespace reprise {
+
+// `rope_scaling` of a config.json, Hugging Face's keys. A member that is absent takes its type's default.
+struct RopeScaling {
+  std::string type = "default";  // `type`, else `rope_type`
+  std::optional<float> factor = {};
+  std::optional<float> low_freq_factor = {};
+  std::optional<float> high_freq_factor = {};
+  std::optional<int> original_max_position_embeddings = {};
+  std::optional<float> beta_fast = {};
+  std::optional<float> beta_slow = {};
+  std::optional<float> mscale = {};
+  std::optional<float> mscale_all_dim = {};
+  std::optional<float> partial_rotary_factor = {};
+  std::optional<float> long_mscale = {};
+  std::vector<float> long_factor = {};  // one value for all pairs, or dims / 2
+  std::vector<int> mrope_section = {};
+};
+
+struct RopeOptions {
+  int dims = 0;              // features rotated; those after it pass through
+  float base = 10000.0f;     // `rope_theta`
+  bool traditional = false;  // pairs (2i, 2i+1) instead of (i, i + dims/2)
+  std::optional<RopeScaling> scaling = {};
+  std::optional<int> max_position_embeddings = {};
+};
+
+class Rope {
+ public:
+  // Throws: unsupported for an unknown type (named); invalid_argument for options that its type lacks or contradicts.
+  explicit Rope(const RopeOptions& options);
+
+  // x [B, heads, L, D]; token t of row b is at offset (or offset[b]) + t. Returns: the same shape and dtype.
+  mlx::core::array operator()(const mlx::core::array& x, const Offset& offset) const;
+
+ private:
+  int dims_;
+  bool traditional_;
+  float scale_ = 1.0f;                      // multiplies positions
+  float input_scale_ = 1.0f;                // multiplies x[…, :dims] first
+  std::optional<float> base_;               // exactly one of base_ and freqs_ is set
+  std::optional<mlx::core::array> freqs_;   // float32 [dims / 2], denominators of the angle
+  struct Dynamic {
+    float base;
+    float factor;
+    int max_position_embeddings;
+  };
+  std::optional<Dynamic> dynamic_;
+};
+
+}  // namespace reprise

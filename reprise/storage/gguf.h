@@ -1,0 +1,42 @@
+// GGUF files (versions 2 and 3, little-endian) by a reader that checks every length against the file before it uses it.
+// Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+// Threads: free functions over plain values.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace reprise {
+
+using GgufArray = std::variant<std::vector<std::int64_t>, std::vector<double>, std::vector<bool>, std::vector<std::string>>;
+using GgufValue = std::variant<std::int64_t, std::uint64_t, double, bool, std::string, GgufArray>;
+
+struct GgufTensor {
+  std::string name;
+  std::vector<std::int64_t> shape;  // outermost first (the reverse of the file's order)
+  std::uint32_t type = 0;           // ggml type number
+  std::uint64_t offset = 0;         // bytes, from the start of the data section
+  std::uint64_t size_bytes = 0;
+};
+
+struct GgufHeader {
+  std::uint32_t version = 0;
+  std::map<std::string, GgufValue> metadata;
+  std::vector<GgufTensor> tensors;
+  std::uint64_t data_offset = 0;  // bytes, from the start of the file
+};
+
+// Parses the head of a file of which `bytes` is the whole (or at least all before the data section, with
+// `file_size_bytes` the true size). Never reads outside `bytes`.
+// Throws: corrupt_data (says at which byte), unsupported (version, big-endian).
+GgufHeader parse_gguf(std::span<const std::byte> bytes, std::uint64_t file_size_bytes);
+
+// "Q4_1", "F16", …; "type 99" for a number not known.
+std::string gguf_type_name(std::uint32_t type);
+
+}  // namespace reprise
