@@ -1,12 +1,25 @@
 # Everything from outside, found once. MLX_DIR names the CMake package of an MLX wheel or of a build of one's own
 # (`./run` sets it); CMake's own search is the fallback.
+
+# A project that adds this one with add_subdirectory links the static rooms, and so needs these targets too.
+set(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL TRUE)
+
 find_package(Threads REQUIRED)
 find_package(OpenSSL REQUIRED COMPONENTS Crypto)
 find_package(nlohmann_json 3.11 REQUIRED)
 find_package(MLX 0.32 REQUIRED CONFIG)
-include(RepriseOpenBLAS)
+include(RepriseMLX)
 
 if(REPRISE_BUILD_TESTS)
   find_package(GTest 1.12 REQUIRED)
   include(GoogleTest)
 endif()
+
+add_library(reprise_mlx INTERFACE)
+add_library(reprise::mlx ALIAS reprise_mlx)
+set_target_properties(reprise_mlx PROPERTIES EXPORT_NAME mlx)
+target_link_libraries(reprise_mlx INTERFACE mlx reprise_openblas)
+
+# MLX's headers are not ours to warn about.
+get_target_property(_mlx_includes mlx INTERFACE_INCLUDE_DIRECTORIES)
+set_target_properties(mlx PROPERTIES INTERFACE_SYSTEM_INCLUDE_DIRECTORIES "${_mlx_includes}")

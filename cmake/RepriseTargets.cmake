@@ -8,10 +8,6 @@ if(REPRISE_SANITIZE)
   target_link_options(reprise_warnings INTERFACE -fsanitize=${REPRISE_SANITIZE})
 endif()
 
-# MLX's headers are not ours to warn about.
-get_target_property(_mlx_includes mlx INTERFACE_INCLUDE_DIRECTORIES)
-set_target_properties(mlx PROPERTIES INTERFACE_SYSTEM_INCLUDE_DIRECTORIES "${_mlx_includes}")
-
 set(REPRISE_ROOMS "" CACHE INTERNAL "")
 
 function(reprise_room name)
