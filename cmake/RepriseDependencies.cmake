@@ -20,6 +20,3 @@ add_library(reprise::mlx ALIAS reprise_mlx)
 set_target_properties(reprise_mlx PROPERTIES EXPORT_NAME mlx)
 target_link_libraries(reprise_mlx INTERFACE mlx reprise_openblas)
 
-# MLX's headers are not ours to warn about.
-get_target_property(_mlx_includes mlx INTERFACE_INCLUDE_DIRECTORIES)
-set_target_properties(mlx PROPERTIES INTERFACE_SYSTEM_INCLUDE_DIRECTORIES "${_mlx_includes}")

@@ -1,18 +1,35 @@
-# reprise_room(NAME SOURCES … HEADERS … [PRIVATE_HEADERS …] LINK … PRIVATE_LINK …): one room = one static library
-# reprise_NAME, alias reprise::NAME. HEADERS are exactly what is installed.
+# What every target of this project shares, and the functions that make rooms and test programs.
+
+# Warnings and sanitizers: for our own targets only, never for those who link us.
 add_library(reprise_warnings INTERFACE)
 target_compile_options(reprise_warnings INTERFACE
   -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wnon-virtual-dtor -Woverloaded-virtual)
 if(REPRISE_SANITIZE)
-  target_compile_options(reprise_warnings INTERFACE -fsanitize=${REPRISE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_compile_options(reprise_warnings INTERFACE
+    -fsanitize=${REPRISE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_link_options(reprise_warnings INTERFACE -fsanitize=${REPRISE_SANITIZE})
 endif()
 
-set(REPRISE_ROOMS "" CACHE INTERNAL "")
+# Header-only libraries that only our .cpp files see: whoever links an installed room need not have them.
+set(REPRISE_HEADER_ONLY nlohmann_json::nlohmann_json CLI11::CLI11)
 
+set_property(GLOBAL PROPERTY REPRISE_ROOMS "")
+
+# reprise_room(NAME SOURCES … HEADERS … LINK … PRIVATE_LINK …): one room = one static library reprise_NAME, used by its
+# alias reprise::NAME. HEADERS are exactly what is installed; headers for this room alone are named in SOURCES.
 function(reprise_room name)
   cmake_parse_arguments(ROOM "" "" "SOURCES;HEADERS;LINK;PRIVATE_LINK" ${ARGN})
+  if(ROOM_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "reprise_room(${name}): what is \"${ROOM_UNPARSED_ARGUMENTS}\"?")
+  endif()
   set(target reprise_${name})
+  set(private_link)
+  foreach(library IN LISTS ROOM_PRIVATE_LINK)
+    if(library IN_LIST REPRISE_HEADER_ONLY)
+      set(library $<BUILD_INTERFACE:${library}>)
+    endif()
+    list(APPEND private_link ${library})
+  endforeach()
   add_library(${target} STATIC)
   add_library(reprise::${name} ALIAS ${target})
   target_sources(${target}
@@ -20,14 +37,18 @@ function(reprise_room name)
     PUBLIC FILE_SET HEADERS BASE_DIRS "${PROJECT_SOURCE_DIR}" FILES ${ROOM_HEADERS})
   target_compile_features(${target} PUBLIC cxx_std_20)
   set_target_properties(${target} PROPERTIES EXPORT_NAME ${name} POSITION_INDEPENDENT_CODE ON)
-  target_link_libraries(${target} PUBLIC ${ROOM_LINK} PRIVATE ${ROOM_PRIVATE_LINK} $<BUILD_INTERFACE:reprise_warnings>)
-  set(REPRISE_ROOMS ${REPRISE_ROOMS} ${target} CACHE INTERNAL "")
+  target_link_libraries(${target} PUBLIC ${ROOM_LINK} PRIVATE ${private_link} $<BUILD_INTERFACE:reprise_warnings>)
+  set_property(GLOBAL APPEND PROPERTY REPRISE_ROOMS ${target})
 endfunction()
 
-# reprise_test(ROOM LABEL FILE … [LINK …]): one test program ROOM_LABEL_tests whose tests carry the ctest label.
-# Labels: unit (no MLX), mlx (tiny arrays), golden (equal to mlx-lm), model (needs the small model), install, fuzz.
+# reprise_test(ROOM LABEL SOURCES … LINK … [TIMEOUT seconds]): one test program ROOM_LABEL_tests whose tests carry the
+# ctest label. Labels: unit (no MLX), mlx (tiny arrays), golden (equal to mlx-lm), model (needs the small model), install,
+# fuzz.
 function(reprise_test room label)
   cmake_parse_arguments(TEST "" "TIMEOUT" "SOURCES;LINK" ${ARGN})
+  if(TEST_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "reprise_test(${room} ${label}): what is \"${TEST_UNPARSED_ARGUMENTS}\"?")
+  endif()
   set(target ${room}_${label}_tests)
   add_executable(${target} ${TEST_SOURCES})
   target_link_libraries(${target} PRIVATE ${TEST_LINK} reprise_warnings GTest::gtest GTest::gtest_main)
