@@ -50,7 +50,9 @@ struct GenerateOptions {
   std::vector<TokenId> stop_tokens = {};   // in addition to the tokenizer's end-of-answer ids
   bool ignore_eos = false;                 // the tokenizer's ids do not stop (benchmarks)
   std::vector<std::string> stop = {};      // matched on the text; held back until certain; not part of the text
-  int prefill_step_size = 2048;            // tokens per prefill chunk, ≥ 1
+  // Tokens per prefill chunk, ≥ 1. None: 2048 on a GPU, 256 on the CPU, where a chunk is seconds of work and cancel and
+  // progress are to answer between chunks. Results do not depend on it.
+  std::optional<int> prefill_step_size = {};
   std::stop_token cancel = {};             // looked at between prefill chunks and decode steps
   // Prefill progress: tokens processed of tokens to process; first (0, total), last (total, total).
   std::function<void(int done, int total)> on_progress = {};

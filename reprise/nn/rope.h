@@ -27,6 +27,8 @@ struct RopeScaling {
   std::optional<float> long_mscale = {};
   std::vector<float> long_factor = {};  // one value for all pairs, or dims / 2
   std::vector<int> mrope_section = {};
+  // Type "freq_factors" (GGUF's rope_freqs tensor): dims / 2 factors that multiply the frequencies' denominators.
+  std::vector<float> freq_factors = {};
 };
 
 struct RopeOptions {

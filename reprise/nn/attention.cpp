@@ -1,0 +1,53 @@
+#include "reprise/nn/attention.h"
+
+#include <string>
+
+#include "mlx/fast.h"
+#include "mlx/ops.h"
+#include "reprise/base/error.h"
+
+namespace reprise {
+
+namespace mx = mlx::core;
+
+namespace {
+
+std::string text(const mx::Shape& shape) {
+  std::string out = "[";
+  for (std::size_t i = 0; i < shape.size(); ++i) out += (i ? ", " : "") + std::to_string(shape[i]);
+  return out + "]";
+}
+
+void check_shapes(const mx::array& q, const mx::array& k, const mx::array& v) {
+  const bool fits = q.ndim() == 4 && k.ndim() == 4 && v.ndim() == 4 && k.shape(0) == q.shape(0) &&
+                    v.shape(0) == q.shape(0) && k.shape(1) > 0 && q.shape(1) % k.shape(1) == 0 &&
+                    v.shape(1) == k.shape(1) && v.shape(2) == k.shape(2) && k.shape(3) == q.shape(3);
+  if (fits) return;
+  throw Error(ErrorCode::invalid_argument,
+              "[scaled_dot_product_attention] queries [B, H, L, D], keys [B, Hkv, S, D] and values [B, Hkv, S, Dv] must "
+              "agree, but got " + text(q.shape()) + ", " + text(k.shape()) + ", " + text(v.shape()));
+}
+
+}  // namespace
+
+mx::array scaled_dot_product_attention(const mx::array& queries, const KeysValues& keys_values,
+                                       const AttentionScoreOptions& options) {
+  const auto* dense = std::get_if<DenseKV>(&keys_values);
+  if (dense == nullptr) {
+    throw Error(ErrorCode::unsupported, "[scaled_dot_product_attention] quantised keys and values are not supported yet");
+  }
+  check_shapes(queries, dense->keys, dense->values);
+  std::string mode;
+  std::optional<mx::array> mask;
+  if (std::holds_alternative<Causal>(options.mask)) {
+    mode = "causal";
+  } else if (const auto* array = std::get_if<mx::array>(&options.mask)) {
+    mask = array->dtype() == mx::bool_ ? *array : mx::astype(*array, queries.dtype());
+  }
+  // Rows stored narrower than the queries are widened for the product; rows stored wider make it exact in their dtype.
+  auto out = mx::fast::scaled_dot_product_attention(queries, dense->keys, dense->values, options.scale, mode, mask,
+                                                    options.sinks);
+  return mx::astype(out, queries.dtype());
+}
+
+}  // namespace reprise

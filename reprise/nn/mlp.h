@@ -1,0 +1,23 @@
+// Feed-forward blocks.
+// Threads: immutable after construction.
+#pragma once
+
+#include "mlx/array.h"
+#include "reprise/nn/linear.h"
+
+namespace reprise {
+
+// silu(gate) · up (Shazeer, https://arxiv.org/abs/2002.05202). Both [..., F] → [..., F].
+mlx::core::array swiglu(const mlx::core::array& gate, const mlx::core::array& up);
+
+// down(silu(gate(x)) · up(x)): the gated feed-forward block of the Llama family.
+struct GatedMlp {
+  Linear gate_proj;
+  Linear up_proj;
+  Linear down_proj;
+
+  // x [..., E] → [..., E].
+  mlx::core::array operator()(const mlx::core::array& x) const { return down_proj(swiglu(gate_proj(x), up_proj(x))); }
+};
+
+}  // namespace reprise

@@ -1,0 +1,54 @@
+#include "reprise/nn/linear.h"
+
+#include <gtest/gtest.h>
+
+#include "reprise/nn/mlp.h"
+#include "tests/nn/arrays.h"
+
+namespace reprise {
+namespace {
+
+namespace mx = mlx::core;
+
+QuantizedWeight quantized(const mx::array& w, int group_size, int bits, mx::Dtype dtype) {
+  auto parts = mx::quantize(mx::astype(w, dtype), group_size, bits);
+  mx::eval(parts);
+  return {parts[0], parts[1], parts[2], group_size, bits};
+}
+
+float largest_difference(const mx::array& a, const mx::array& b) { return test::floats(mx::max(mx::abs(mx::subtract(a, b))))[0]; }
+
+TEST(Linear, QuantisedEqualsItsDequantisedWeight) {
+  const auto x = test::normal({2, 3, 128}, 1);
+  const auto bias = test::normal({16}, 3);
+  for (int bits : {2, 3, 4, 5, 6, 8}) {
+    for (int group_size : {32, 64, 128}) {
+      const auto w = quantized(test::normal({16, 128}, 2), group_size, bits, mx::float16);
+      const auto dense = mx::dequantize(w.packed, mx::astype(w.scales, mx::float32), mx::astype(w.biases, mx::float32),
+                                        group_size, bits);
+      const auto got = Linear(w, bias)(x);
+      EXPECT_EQ(got.dtype(), mx::float32) << "activations keep their dtype whatever the scales'";
+      EXPECT_LT(largest_difference(got, Linear(dense, bias)(x)), 2e-4f) << bits << " bits, groups of " << group_size;
+    }
+  }
+}
+
+TEST(Embedding, QuantisedRowsAndHeadEqualTheDequantisedTable) {
+  const auto w = quantized(test::normal({10, 64}, 5), 32, 4, mx::float16);
+  const auto table = mx::dequantize(w.packed, mx::astype(w.scales, mx::float32), mx::astype(w.biases, mx::float32), 32, 4);
+  const Embedding embedding(w, mx::float32);
+  const mx::array ids({9, 0, 3}, {1, 3}, mx::int32);
+  EXPECT_EQ(largest_difference(embedding(ids), mx::take(table, ids, 0)), 0.0f);
+  const auto x = test::normal({1, 2, 64}, 6);
+  EXPECT_LT(largest_difference(embedding.as_linear(x), mx::matmul(x, mx::transpose(table))), 2e-4f);
+}
+
+TEST(Mlp, SwigluIsSiluOfGateTimesUp) {
+  const auto got = test::floats(swiglu(mx::array({0.0f, 2.0f, -1.0f}), mx::array({5.0f, 3.0f, 4.0f})));
+  EXPECT_NEAR(got[0], 0.0f, 1e-6f);
+  EXPECT_NEAR(got[1], 2.0f / (1.0f + std::exp(-2.0f)) * 3.0f, 1e-5f);
+  EXPECT_NEAR(got[2], -1.0f / (1.0f + std::exp(1.0f)) * 4.0f, 1e-5f);
+}
+
+}  // namespace
+}  // namespace reprise
