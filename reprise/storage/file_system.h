@@ -9,6 +9,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 
 namespace reprise {
 
@@ -25,7 +26,8 @@ class WritableFile {
 class FileSystem {
  public:
   virtual ~FileSystem() = default;
-  // Creates a new file that nobody else has (mode 0600 at first), in the folder of `target`. Returns it and its path.
+  // Creates a new file that nobody else has, in the folder of `target`: with mode 0600 if `target` exists, else 0666
+  // less the umask. Returns it and its path. Throws: not_found when that folder is missing.
   virtual std::pair<std::unique_ptr<WritableFile>, std::filesystem::path> create_temporary(
       const std::filesystem::path& target) = 0;
   virtual void rename(const std::filesystem::path& from, const std::filesystem::path& to) = 0;
@@ -42,12 +44,16 @@ struct ReplaceOptions {
 };
 
 // Writes a temporary file beside `target` through `write`, syncs it, verifies it, renames it over `target` and syncs the
-// folder. Any failure removes the temporary and leaves the old file untouched. Of several writers the last complete one
-// wins. An existing file's permission bits are kept; a new file gets 0666 less the umask.
+// folder. Any failure up to the rename removes the temporary and leaves the old file untouched; a failure after it (the
+// folder's sync) says that the new file is in place but may not survive a power cut. Of several writers the last complete
+// one wins. An existing file's permission bits are kept; a new file gets 0666 less the umask. A symbolic link stays: the
+// file it points to is replaced, or made.
+// Throws: not_found (the folder is missing), invalid_argument (`target` is a folder or no regular file),
+// resource_exhausted (disk full), internal (the system's message), and whatever `write` and `verify` throw.
 void replace_file(const std::filesystem::path& target, const std::function<void(WritableFile&)>& write,
                   const ReplaceOptions& options = {});
 
-// The whole file as bytes. Throws: not_found, internal.
+// The whole file as bytes. Throws: not_found, invalid_argument (a folder), internal.
 std::string read_file(const std::filesystem::path& file);
 
 }  // namespace reprise

@@ -1,13 +1,17 @@
 // Safetensors files: our own bounds-checked reader (MLX's is lazy and trusts the header) and a writer whose bytes depend
-// on the content alone (sorted names, no gaps, data 8-aligned).
+// on the content alone: names sorted in the header; data without gaps, from an 8-aligned byte on, wide items first and
+// then by name, so that each tensor is aligned to its item.
+// Format: https://huggingface.co/docs/safetensors
 // Threads: free functions; arrays come back evaluated, so they may go to any thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <map>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "mlx/array.h"
@@ -36,24 +40,34 @@ struct Safetensors {
   std::map<std::string, mlx::core::array> tensors;
 };
 
-// Reads and checks a header only. Throws: not_found, corrupt_data (header size, JSON, unknown dtype, shape against
-// bytes, offsets outside the file, overlaps, duplicate names), each naming the file.
+// Parses the head of a file of `file_size_bytes` of which `head` is the first part (at least the header). Never reads
+// outside `head`. `source` names the file in messages.
+// Throws: corrupt_data (header size, JSON, duplicate or unknown members, unknown dtype, shape against bytes; data that
+// overlaps, leaves a gap, or does not end where the file ends).
+SafetensorsHeader parse_safetensors_header(std::span<const std::byte> head, std::uint64_t file_size_bytes,
+                                           std::string_view source = "the data");
+
+// Reads and checks a header only. Throws: not_found, and as parse_safetensors_header.
 SafetensorsHeader read_safetensors_header(const std::filesystem::path& file);
 
 enum class ReadMode {
-  copy,        // every byte read now: the file may vanish afterwards
-  memory_map,  // arrays look into a private mapping that lives as long as they do; for weights
+  copy,  // every byte is read now: the file may vanish afterwards
+  // Arrays look into a private mapping that lives as long as they do (a tensor that is not aligned to its item is
+  // copied): for weights. The file may be replaced or removed, but must not be rewritten or cut in place.
+  memory_map,
 };
 
-// Throws: as read_safetensors_header; unsupported for a dtype MLX has not (F8_*, named with its tensor).
+// Throws: as read_safetensors_header; unsupported for a dtype MLX has not (F8_*, named with its tensor) or an extent
+// beyond its int32; corrupt_data for a BOOL that is neither 0 nor 1.
 Safetensors read_safetensors(const std::filesystem::path& file, ReadMode mode = ReadMode::copy);
 
-// The bytes a file of this content has. Keys sorted; header padded with spaces so that data starts 8-aligned.
-// Arrays are evaluated and made contiguous. Throws: unsupported for a dtype safetensors has not (complex64).
+// The bytes a file of this content has. Arrays are evaluated and made contiguous, one at a time.
+// Throws: invalid_argument (a name or metadata text that is not UTF-8, a tensor named "__metadata__").
 std::string serialize_safetensors(const std::map<std::string, mlx::core::array>& tensors,
                                   const std::map<std::string, std::string>& metadata);
 
-// The header such a file has, without its data (`data_offset` included), and the data section's bytes in file order.
+// The header such a file has (`data_offset` included), without its data; evaluates nothing. Records are sorted by name:
+// sort by `begin` for the order of the data.
 SafetensorsHeader plan_safetensors(const std::map<std::string, mlx::core::array>& tensors,
                                    const std::map<std::string, std::string>& metadata);
 
