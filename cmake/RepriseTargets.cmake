@@ -41,19 +41,31 @@ function(reprise_room name)
   set_property(GLOBAL APPEND PROPERTY REPRISE_ROOMS ${target})
 endfunction()
 
+# One target for each label, to build only the tests that a preset runs.
+set(REPRISE_TEST_LABELS unit mlx golden model server install fuzz)
+if(REPRISE_BUILD_TESTS)
+  foreach(label IN LISTS REPRISE_TEST_LABELS)
+    add_custom_target(tests_${label})
+  endforeach()
+endif()
+
 # reprise_test(ROOM LABEL SOURCES … LINK … [TIMEOUT seconds]): one test program ROOM_LABEL_tests whose tests carry the
-# ctest label. Labels: unit (no MLX), mlx (tiny arrays), golden (equal to mlx-lm), model (needs the small model), install,
-# fuzz.
+# ctest label. Labels: unit (no MLX), mlx (tiny arrays), golden (equal to mlx-lm), model (needs the small model), server
+# (loopback only), install, fuzz.
 function(reprise_test room label)
   cmake_parse_arguments(TEST "" "TIMEOUT" "SOURCES;LINK" ${ARGN})
   if(TEST_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "reprise_test(${room} ${label}): what is \"${TEST_UNPARSED_ARGUMENTS}\"?")
+  endif()
+  if(NOT label IN_LIST REPRISE_TEST_LABELS)
+    message(FATAL_ERROR "reprise_test(${room} ${label}): the labels are ${REPRISE_TEST_LABELS}")
   endif()
   set(target ${room}_${label}_tests)
   add_executable(${target} ${TEST_SOURCES})
   target_link_libraries(${target} PRIVATE ${TEST_LINK} reprise_warnings GTest::gtest GTest::gtest_main)
   target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}")
   target_compile_definitions(${target} PRIVATE REPRISE_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  add_dependencies(tests_${label} ${target})
   if(NOT TEST_TIMEOUT)
     set(TEST_TIMEOUT 300)
   endif()
