@@ -41,9 +41,14 @@ class KVCache final : public AttentionCache {
   KeysValues keys_and_values() const override;
   Mask make_mask(int N, const MaskOptions& options = {}) const override;
 
+ protected:
+  void restore(LayerCache&& earlier) override;
+
  private:
-  // Both set or both unset; 0 ≤ offset_ ≤ columns. No other alias of the buffers is kept: an update of an unshared buffer
-  // is done in place by MLX.
+  int capacity() const;  // columns
+
+  // Both set or both unset; 0 ≤ offset_ ≤ columns. No other alias of the buffers is kept: an update of a buffer that
+  // nobody else can see is done in place by MLX, any other copies it first.
   std::optional<mlx::core::array> keys_;    // [B, Hkv, W, D]
   std::optional<mlx::core::array> values_;  // [B, Hkv, W, Dv]
   int offset_ = 0;

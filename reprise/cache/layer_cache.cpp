@@ -1,0 +1,56 @@
+#include "reprise/cache/layer_cache.h"
+
+#include "mlx/ops.h"
+#include "reprise/base/error.h"
+#include "reprise/nn/attention.h"
+
+namespace reprise {
+
+namespace mx = mlx::core;
+
+namespace {
+
+struct StoredDtypes {
+  mx::Dtype keys;
+  mx::Dtype values;
+};
+
+StoredDtypes stored_dtypes(const KeysValues& keys_values) {
+  if (const auto* dense = std::get_if<DenseKV>(&keys_values)) return {dense->keys.dtype(), dense->values.dtype()};
+  const auto& quantized = std::get<QuantizedKV>(keys_values);
+  return {quantized.keys.scales.dtype(), quantized.values.scales.dtype()};
+}
+
+mx::array cast(const mx::array& x, mx::Dtype dtype) { return x.dtype() == dtype ? x : mx::astype(x, dtype); }
+
+}  // namespace
+
+std::unique_ptr<LayerCache> LayerCache::to_quantized(int, int) const {
+  throw Error(ErrorCode::unsupported, "[LayerCache::to_quantized] a quantised class is needed, but got " + class_name());
+}
+
+mx::array AttentionCache::attend(const mx::array& queries, const mx::array& keys, const mx::array& values,
+                                 const AttentionOptions& options) {
+  const Offset position = offset();
+  const mx::array rotated_queries = options.rope ? (*options.rope)(queries, position) : queries;
+  mx::array new_keys = options.rope ? (*options.rope)(keys, position) : keys;
+  mx::array new_values = values;
+  if (!empty()) {
+    const StoredDtypes stored = stored_dtypes(keys_and_values());
+    new_keys = cast(new_keys, stored.keys);
+    new_values = cast(new_values, stored.values);
+  }
+
+  // The fork is gone before anything is evaluated, so it does not keep MLX from writing in place.
+  const std::unique_ptr<LayerCache> before = fork();
+  const KeysValues stored = update_and_fetch(new_keys, new_values);
+  try {
+    const AttentionScoreOptions score_options{options.scale, options.mask, options.sinks};
+    return cast(scaled_dot_product_attention(rotated_queries, stored, score_options), queries.dtype());
+  } catch (...) {
+    restore(std::move(*before));
+    throw;
+  }
+}
+
+}  // namespace reprise
