@@ -95,7 +95,8 @@ install_debian_packages() {
   if [ -n "${plain// /}" ]; then
     if [ "$as_root" = none ]; then
       say "there is no sudo here; as root, please run this line and try again:"
-      die "apt-get update && $*"
+      printf 'apt-get update && %s\n' "$*" >&2
+      exit 1
     fi
     $as_root env DEBIAN_FRONTEND=noninteractive "$@" || die "this did not work: $*"
   fi
