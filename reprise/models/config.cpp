@@ -1,0 +1,192 @@
+#include "reprise/models/config.h"
+
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "reprise/base/error.h"
+
+namespace reprise::internal {
+
+using Json = nlohmann::json;
+
+struct Config::Document {
+  Json json;
+};
+
+namespace {
+
+[[noreturn]] void corrupt(const std::string& what) {
+  throw Error(ErrorCode::corrupt_data, "[Config] config.json: " + what);
+}
+
+const Json* find(const Json& object, const std::string& key) {
+  const auto it = object.find(key);
+  return it == object.end() || it->is_null() ? nullptr : &*it;
+}
+
+[[noreturn]] void wrong_type(const std::string& key, const char* wanted, const Json& got) {
+  corrupt("'" + key + "' must be " + wanted + ", but got " + got.dump().substr(0, 80));
+}
+
+std::optional<int> int_of(const Json& object, const std::string& key) {
+  const Json* value = find(object, key);
+  if (value == nullptr) return {};
+  // Some configs write whole numbers as 1.0.
+  if (!value->is_number()) wrong_type(key, "a whole number", *value);
+  const double number = value->get<double>();
+  if (number != std::floor(number) || std::abs(number) > std::numeric_limits<int>::max()) {
+    wrong_type(key, "a whole number", *value);
+  }
+  return static_cast<int>(number);
+}
+
+std::optional<float> float_of(const Json& object, const std::string& key) {
+  const Json* value = find(object, key);
+  if (value == nullptr) return {};
+  if (!value->is_number()) wrong_type(key, "a number", *value);
+  return value->get<float>();
+}
+
+std::optional<std::string> string_of(const Json& object, const std::string& key) {
+  const Json* value = find(object, key);
+  if (value == nullptr) return {};
+  if (!value->is_string()) wrong_type(key, "a string", *value);
+  return value->get<std::string>();
+}
+
+template <typename Number>
+std::vector<Number> numbers_of(const Json& object, const std::string& key) {
+  const Json* value = find(object, key);
+  if (value == nullptr) return {};
+  if (value->is_number()) return {value->get<Number>()};
+  if (!value->is_array()) wrong_type(key, "a list of numbers", *value);
+  std::vector<Number> numbers;
+  for (const Json& item : *value) {
+    if (!item.is_number()) wrong_type(key, "a list of numbers", *value);
+    numbers.push_back(item.get<Number>());
+  }
+  return numbers;
+}
+
+RopeScaling rope_scaling_of(const Json& object) {
+  RopeScaling scaling;
+  auto type = string_of(object, "type");
+  if (!type) type = string_of(object, "rope_type");
+  if (type) scaling.type = *type;
+  scaling.factor = float_of(object, "factor");
+  scaling.low_freq_factor = float_of(object, "low_freq_factor");
+  scaling.high_freq_factor = float_of(object, "high_freq_factor");
+  scaling.original_max_position_embeddings = int_of(object, "original_max_position_embeddings");
+  scaling.beta_fast = float_of(object, "beta_fast");
+  scaling.beta_slow = float_of(object, "beta_slow");
+  scaling.mscale = float_of(object, "mscale");
+  scaling.mscale_all_dim = float_of(object, "mscale_all_dim");
+  scaling.partial_rotary_factor = float_of(object, "partial_rotary_factor");
+  scaling.long_mscale = float_of(object, "long_mscale");
+  scaling.long_factor = numbers_of<float>(object, "long_factor");
+  scaling.mrope_section = numbers_of<int>(object, "mrope_section");
+  return scaling;
+}
+
+QuantizationSpec spec_of(const Json& object, const QuantizationSpec& otherwise) {
+  const std::string mode = string_of(object, "mode").value_or("affine");
+  if (mode != "affine") {
+    throw Error(ErrorCode::unsupported, "[Config] quantisation mode must be affine, but got '" + mode + "'");
+  }
+  return {int_of(object, "group_size").value_or(otherwise.group_size), int_of(object, "bits").value_or(otherwise.bits)};
+}
+
+std::string describe(const QuantizationSpec& spec) {
+  return std::to_string(spec.bits) + "-bit, groups of " + std::to_string(spec.group_size);
+}
+
+}  // namespace
+
+std::optional<QuantizationSpec> Quantization::spec_for(const std::string& path) const {
+  const auto exception = layers.find(path);
+  return exception == layers.end() ? default_spec : exception->second;
+}
+
+std::string Quantization::describe() const {
+  if (!default_spec) return "none";
+  const std::string text = internal::describe(*default_spec);
+  return layers.empty() ? text : "mixed (" + text + " in most layers)";
+}
+
+Config::Config(const std::string& json_text) {
+  Json json = Json::parse(json_text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) corrupt("must be a JSON object");
+  document_ = std::make_shared<const Document>(Document{std::move(json)});
+}
+
+int Config::require_positive_int(const std::string& key) const {
+  const auto value = get_int(key);
+  if (!value) corrupt("'" + key + "' is missing");
+  if (*value <= 0) corrupt("'" + key + "' must be positive, but got " + std::to_string(*value));
+  return *value;
+}
+
+std::string Config::require_string(const std::string& key) const {
+  const auto value = get_string(key);
+  if (!value) corrupt("'" + key + "' is missing");
+  return *value;
+}
+
+std::optional<int> Config::get_int(const std::string& key) const { return int_of(document_->json, key); }
+std::optional<float> Config::get_float(const std::string& key) const { return float_of(document_->json, key); }
+std::optional<std::string> Config::get_string(const std::string& key) const { return string_of(document_->json, key); }
+
+std::optional<bool> Config::get_bool(const std::string& key) const {
+  const Json* value = find(document_->json, key);
+  if (value == nullptr) return {};
+  if (!value->is_boolean()) wrong_type(key, "true or false", *value);
+  return value->get<bool>();
+}
+
+std::vector<std::string> Config::get_strings(const std::string& key) const {
+  const Json* value = find(document_->json, key);
+  if (value == nullptr) return {};
+  if (!value->is_array()) wrong_type(key, "a list of strings", *value);
+  std::vector<std::string> strings;
+  for (const Json& item : *value) {
+    if (!item.is_string()) wrong_type(key, "a list of strings", *value);
+    strings.push_back(item.get<std::string>());
+  }
+  return strings;
+}
+
+RopeOptions Config::rope(int dims) const {
+  const Json& json = document_->json;
+  RopeOptions options{.dims = dims, .traditional = get_bool("rope_traditional").value_or(false)};
+  options.max_position_embeddings = get_int("max_position_embeddings");
+  const Json* parameters = find(json, "rope_parameters");
+  const Json* scaling = parameters != nullptr ? parameters : find(json, "rope_scaling");
+  if (scaling != nullptr && !scaling->is_object()) wrong_type("rope_scaling", "an object", *scaling);
+  std::optional<float> base = get_float("rope_theta");
+  if (parameters != nullptr && !base) base = float_of(*parameters, "rope_theta");
+  options.base = base.value_or(10000.0f);
+  if (scaling != nullptr) options.scaling = rope_scaling_of(*scaling);
+  return options;
+}
+
+Quantization Config::quantization() const {
+  const Json& json = document_->json;
+  const Json* object = find(json, "quantization");
+  if (object == nullptr) object = find(json, "quantization_config");
+  if (object == nullptr) return {};
+  if (!object->is_object()) wrong_type("quantization", "an object", *object);
+  if (const auto method = string_of(*object, "quant_method"); method && find(*object, "bits") == nullptr) {
+    throw Error(ErrorCode::unsupported, "[Config] quantisation method '" + *method + "' is not supported");
+  }
+  Quantization quantization;
+  quantization.default_spec = spec_of(*object, QuantizationSpec{});
+  for (const auto& [key, value] : object->items()) {
+    if (value.is_object()) quantization.layers[key] = spec_of(value, *quantization.default_spec);
+    // `true` means the default, as absence does.
+    if (value.is_boolean() && !value.get<bool>()) quantization.layers[key] = std::nullopt;
+  }
+  return quantization;
+}
+
+}  // namespace reprise::internal

@@ -1,0 +1,58 @@
+// A model's config.json, read by key with a default or a clear error. Private to `models`.
+// Threads: immutable after construction; copies share the document.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reprise/nn/rope.h"
+
+namespace reprise::internal {
+
+// How one layer's weights are quantised; group_size and bits as in MLX.
+struct QuantizationSpec {
+  int group_size = 64;
+  int bits = 4;
+};
+
+// `quantization` of a config: a default and exceptions by layer path ("lm_head", "model.layers.0.self_attn.v_proj").
+struct Quantization {
+  std::optional<QuantizationSpec> default_spec = {};
+  std::map<std::string, std::optional<QuantizationSpec>> layers = {};  // none: kept dense
+
+  std::optional<QuantizationSpec> spec_for(const std::string& path) const;
+  // "none", "4-bit, groups of 32", "mixed (4-bit, groups of 64 in most layers)".
+  std::string describe() const;
+};
+
+class Config {
+ public:
+  // Throws: corrupt_data when `json_text` is no JSON object.
+  explicit Config(const std::string& json_text);
+
+  // A member that must be there. Throws: corrupt_data, naming it, when it is absent or of another type or not positive.
+  int require_positive_int(const std::string& key) const;
+  std::string require_string(const std::string& key) const;
+
+  // A member that may be absent or null. Throws: corrupt_data when it is there with another type.
+  std::optional<int> get_int(const std::string& key) const;
+  std::optional<float> get_float(const std::string& key) const;
+  std::optional<bool> get_bool(const std::string& key) const;
+  std::optional<std::string> get_string(const std::string& key) const;
+  std::vector<std::string> get_strings(const std::string& key) const;
+
+  // From `rope_theta`, `rope_scaling`, `rope_traditional`, `max_position_embeddings`, or the newer `rope_parameters`.
+  RopeOptions rope(int dims) const;
+
+  // From `quantization`, else `quantization_config`. Throws: unsupported for a method or mode that is not MLX's affine.
+  Quantization quantization() const;
+
+ private:
+  struct Document;
+  std::shared_ptr<const Document> document_;
+};
+
+}  // namespace reprise::internal

@@ -1,0 +1,166 @@
+#include "reprise/models/llama.h"
+
+#include <cmath>
+#include <utility>
+
+#include "mlx/ops.h"
+#include "reprise/base/error.h"
+#include "reprise/models/config.h"
+#include "reprise/models/model_parts.h"
+#include "reprise/models/weight_reader.h"
+#include "reprise/nn/mlp.h"
+
+namespace reprise::internal {
+
+namespace mx = mlx::core;
+
+namespace {
+
+struct LlamaConfig {
+  int hidden_size;
+  int num_hidden_layers;
+  int intermediate_size;
+  int num_attention_heads;
+  int num_key_value_heads;
+  int head_dim;
+  int vocab_size;
+  float rms_norm_eps;
+  bool attention_bias;
+  bool mlp_bias;
+  RopeOptions rope;
+
+  explicit LlamaConfig(const Config& config)
+      : hidden_size(config.require_positive_int("hidden_size")),
+        num_hidden_layers(config.require_positive_int("num_hidden_layers")),
+        intermediate_size(config.require_positive_int("intermediate_size")),
+        num_attention_heads(config.require_positive_int("num_attention_heads")),
+        num_key_value_heads(config.get_int("num_key_value_heads").value_or(num_attention_heads)),
+        head_dim(config.get_int("head_dim").value_or(hidden_size / num_attention_heads)),
+        vocab_size(config.require_positive_int("vocab_size")),
+        rms_norm_eps(config.get_float("rms_norm_eps").value_or(1e-6f)),
+        attention_bias(config.get_bool("attention_bias").value_or(false)),
+        mlp_bias(config.get_bool("mlp_bias").value_or(false)),
+        rope(config.rope(head_dim)) {
+    if (num_key_value_heads <= 0 || head_dim <= 0 || num_attention_heads % num_key_value_heads != 0) {
+      throw Error(ErrorCode::corrupt_data, "[make_model] num_attention_heads must be a multiple of num_key_value_heads, "
+                                           "but got " + std::to_string(num_attention_heads) + " and " +
+                                               std::to_string(num_key_value_heads));
+    }
+    // Attending past a window silently would answer wrongly; so would ignoring it.
+    for (const std::string& type : config.get_strings("layer_types")) {
+      if (type != "full_attention") {
+        throw Error(ErrorCode::unsupported, "[make_model] layers of type '" + type + "' are not supported yet");
+      }
+    }
+    if (config.require_string("model_type") == "mistral" && config.get_int("sliding_window")) {
+      throw Error(ErrorCode::unsupported, "[make_model] mistral with a sliding_window is not supported yet");
+    }
+  }
+};
+
+class Attention {
+ public:
+  Attention(const LlamaConfig& config, WeightReader& weights, const std::string& path)
+      : heads_(config.num_attention_heads),
+        kv_heads_(config.num_key_value_heads),
+        head_dim_(config.head_dim),
+        q_proj_(weights.take_linear(path + ".q_proj", heads_ * head_dim_, config.hidden_size, config.attention_bias)),
+        k_proj_(weights.take_linear(path + ".k_proj", kv_heads_ * head_dim_, config.hidden_size, config.attention_bias)),
+        v_proj_(weights.take_linear(path + ".v_proj", kv_heads_ * head_dim_, config.hidden_size, config.attention_bias)),
+        o_proj_(weights.take_linear(path + ".o_proj", config.hidden_size, heads_ * head_dim_, config.attention_bias)) {}
+
+  // x [B, L, E] → [B, L, E].
+  mx::array operator()(const mx::array& x, AttentionCache& cache, const Rope& rope, const Mask& mask) const {
+    const auto out = cache.attend(split_heads(q_proj_(x), heads_), split_heads(k_proj_(x), kv_heads_),
+                                  split_heads(v_proj_(x), kv_heads_),
+                                  {.rope = &rope, .scale = 1.0f / std::sqrt(static_cast<float>(head_dim_)), .mask = mask});
+    return o_proj_(join_heads(out));
+  }
+
+ private:
+  int heads_;
+  int kv_heads_;
+  int head_dim_;
+  Linear q_proj_;
+  Linear k_proj_;
+  Linear v_proj_;
+  Linear o_proj_;
+};
+
+struct Layer {
+  RmsNorm input_layernorm;
+  Attention self_attn;
+  RmsNorm post_attention_layernorm;
+  GatedMlp mlp;
+};
+
+Layer make_layer(const LlamaConfig& config, WeightReader& weights, const std::string& path) {
+  const int E = config.hidden_size;
+  const int F = config.intermediate_size;
+  return {weights.take_rms_norm(path + ".input_layernorm", E, config.rms_norm_eps),
+          Attention(config, weights, path + ".self_attn"),
+          weights.take_rms_norm(path + ".post_attention_layernorm", E, config.rms_norm_eps),
+          {weights.take_linear(path + ".mlp.gate_proj", F, E, config.mlp_bias),
+           weights.take_linear(path + ".mlp.up_proj", F, E, config.mlp_bias),
+           weights.take_linear(path + ".mlp.down_proj", E, F, config.mlp_bias)}};
+}
+
+class LlamaModel final : public LanguageModel {
+ public:
+  LlamaModel(ModelInfo info, const LlamaConfig& config, Embedding embed_tokens, std::vector<Layer> layers, RmsNorm norm,
+             std::optional<Linear> lm_head)
+      : LanguageModel(std::move(info)),
+        rope_(config.rope),
+        embed_tokens_(std::move(embed_tokens)),
+        layers_(std::move(layers)),
+        norm_(std::move(norm)),
+        lm_head_(std::move(lm_head)) {}
+
+  mx::array forward(const mx::array& tokens, PromptCache& cache) const override {
+    check_forward(tokens, cache, layers_.size());
+    mx::array h = embed_tokens_(tokens);
+    const Mask mask = cache.at<AttentionCache>(0).make_mask(tokens.shape(1));
+    for (std::size_t i = 0; i < layers_.size(); ++i) {
+      const Layer& layer = layers_[i];
+      h = mx::add(h, layer.self_attn(layer.input_layernorm(h), cache.at<AttentionCache>(i), rope_, mask));
+      h = mx::add(h, layer.mlp(layer.post_attention_layernorm(h)));
+    }
+    h = norm_(h);
+    return lm_head_ ? (*lm_head_)(h) : embed_tokens_.as_linear(h);
+  }
+
+  PromptCache make_cache() const override { return make_kv_prompt_cache(static_cast<int>(layers_.size())); }
+
+ private:
+  Rope rope_;
+  Embedding embed_tokens_;
+  std::vector<Layer> layers_;
+  RmsNorm norm_;
+  std::optional<Linear> lm_head_;  // none: tied to the embedding
+};
+
+}  // namespace
+
+std::unique_ptr<LanguageModel> make_llama(const ModelFiles& files, const ModelOptions& options) {
+  const Config json(files.config_json);
+  LlamaConfig config(json);
+  WeightReader weights(files.weights, json.quantization(), compute_dtype(options, files.weights));
+  weights.drop([](const std::string& name) { return name.ends_with("rotary_emb.inv_freq"); });
+  const bool tied = json.get_bool("tie_word_embeddings").value_or(!weights.has("lm_head.weight"));
+  if (tied) weights.drop([](const std::string& name) { return name.starts_with("lm_head."); });
+  config.rope.scaling = with_freq_factors(config.rope, weights);
+
+  Embedding embed_tokens = weights.take_embedding("model.embed_tokens", config.vocab_size, config.hidden_size);
+  std::vector<Layer> layers;
+  for (int i = 0; i < config.num_hidden_layers; ++i) {
+    layers.push_back(make_layer(config, weights, "model.layers." + std::to_string(i)));
+  }
+  RmsNorm norm = weights.take_rms_norm("model.norm", config.hidden_size, config.rms_norm_eps);
+  std::optional<Linear> lm_head;
+  if (!tied) lm_head = weights.take_linear("lm_head", config.vocab_size, config.hidden_size, false);
+  weights.finish();
+  return std::make_unique<LlamaModel>(model_info(json, weights), config, std::move(embed_tokens), std::move(layers),
+                                      std::move(norm), std::move(lm_head));
+}
+
+}  // namespace reprise::internal

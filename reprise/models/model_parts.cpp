@@ -1,0 +1,70 @@
+#include "reprise/models/model_parts.h"
+
+#include <string>
+
+#include "mlx/device.h"
+#include "mlx/ops.h"
+#include "mlx/transforms.h"
+#include "reprise/base/error.h"
+
+namespace reprise::internal {
+
+namespace mx = mlx::core;
+
+mx::array split_heads(const mx::array& x, int heads) {
+  return mx::transpose(mx::reshape(x, {x.shape(0), x.shape(1), heads, -1}), {0, 2, 1, 3});
+}
+
+mx::array join_heads(const mx::array& x) {
+  return mx::reshape(mx::transpose(x, {0, 2, 1, 3}), {x.shape(0), x.shape(2), -1});
+}
+
+void check_forward(const mx::array& tokens, const PromptCache& cache, std::size_t num_layers) {
+  if (tokens.ndim() != 2 || tokens.shape(0) < 1 || tokens.shape(1) < 1 || !mx::issubdtype(tokens.dtype(), mx::integer)) {
+    throw Error(ErrorCode::invalid_argument, "[LanguageModel::forward] tokens must be integers [B, L] with L of at least "
+                                             "1, but got rank " + std::to_string(tokens.ndim()) + " and " +
+                                                 std::to_string(tokens.size()) + " elements");
+  }
+  if (cache.size() != num_layers) {
+    throw Error(ErrorCode::invalid_argument, "[LanguageModel::forward] the cache must have " + std::to_string(num_layers) +
+                                                 " layers, but got " + std::to_string(cache.size()));
+  }
+  for (std::size_t i = 0; i < num_layers; ++i) {
+    if (dynamic_cast<const AttentionCache*>(&cache[i]) == nullptr) {
+      throw Error(ErrorCode::invalid_argument, "[LanguageModel::forward] layer " + std::to_string(i) +
+                                                   " needs an attention cache, but got " + cache[i].class_name());
+    }
+  }
+}
+
+mx::Dtype compute_dtype(const ModelOptions& options, const WeightMap& weights) {
+  if (options.compute_dtype) return *options.compute_dtype;
+  // MLX's CPU kernels have no narrow arithmetic: float32 costs nothing there and rounds least.
+  if (mx::default_device() == mx::Device::cpu) return mx::float32;
+  for (const auto& [name, weight] : weights) {
+    if (mx::issubdtype(weight.dtype(), mx::floating)) return weight.dtype();
+  }
+  return mx::float32;
+}
+
+std::optional<RopeScaling> with_freq_factors(const RopeOptions& rope, WeightReader& weights) {
+  const std::string name = "model.rope_freqs.weight";
+  if (!weights.has(name)) return rope.scaling;
+  auto factors = mx::astype(weights.take(name, {rope.dims / 2}), mx::float32);
+  mx::eval(factors);
+  return RopeScaling{.type = "freq_factors",
+                     .freq_factors = {factors.data<float>(), factors.data<float>() + factors.size()}};
+}
+
+ModelInfo model_info(const Config& config, const WeightReader& weights) {
+  return {.model_type = config.require_string("model_type"),
+          .num_hidden_layers = config.require_positive_int("num_hidden_layers"),
+          .vocab_size = config.require_positive_int("vocab_size"),
+          .hidden_size = config.require_positive_int("hidden_size"),
+          .max_position_embeddings = config.get_int("max_position_embeddings"),
+          .quantization = config.quantization().describe(),
+          .num_parameters = weights.num_parameters(),
+          .weights_nbytes = weights.nbytes()};
+}
+
+}  // namespace reprise::internal

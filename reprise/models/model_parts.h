@@ -1,0 +1,31 @@
+// What every architecture does in the same way. Private to `models`.
+#pragma once
+
+#include <optional>
+
+#include "mlx/array.h"
+#include "reprise/models/config.h"
+#include "reprise/models/language_model.h"
+#include "reprise/models/weight_reader.h"
+#include "reprise/nn/rope.h"
+
+namespace reprise::internal {
+
+// [B, L, heads · D] → [B, heads, L, D].
+mlx::core::array split_heads(const mlx::core::array& x, int heads);
+// [B, heads, L, D] → [B, L, heads · D].
+mlx::core::array join_heads(const mlx::core::array& x);
+
+// Before a forward changes anything. Throws: invalid_argument for tokens that are not int [B, L] with L ≥ 1, or a cache of
+// another number of layers or kinds.
+void check_forward(const mlx::core::array& tokens, const PromptCache& cache, std::size_t num_layers);
+
+// The dtype that ModelOptions leaves open.
+mlx::core::Dtype compute_dtype(const ModelOptions& options, const WeightMap& weights);
+
+// The scaling of `rope`, or, where the weights carry GGUF's rope factors, a scaling by them.
+std::optional<RopeScaling> with_freq_factors(const RopeOptions& rope, WeightReader& weights);
+
+ModelInfo model_info(const Config& config, const WeightReader& weights);
+
+}  // namespace reprise::internal

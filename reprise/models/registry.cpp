@@ -1,0 +1,45 @@
+// Which loader builds which `model_type`: one line an architecture.
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "reprise/base/error.h"
+#include "reprise/models/config.h"
+#include "reprise/models/language_model.h"
+#include "reprise/models/llama.h"
+
+namespace reprise {
+namespace {
+
+struct Architecture {
+  std::string_view model_type;
+  std::unique_ptr<LanguageModel> (*make)(const ModelFiles&, const ModelOptions&);
+};
+
+constexpr std::array kArchitectures = {
+    Architecture{"llama", internal::make_llama},
+    Architecture{"mistral", internal::make_llama},
+};
+
+}  // namespace
+
+std::unique_ptr<LanguageModel> make_model(const ModelFiles& files, const ModelOptions& options) {
+  const std::string model_type = internal::Config(files.config_json).require_string("model_type");
+  const auto* found = std::find_if(kArchitectures.begin(), kArchitectures.end(),
+                                   [&](const Architecture& known) { return known.model_type == model_type; });
+  if (found != kArchitectures.end()) return found->make(files, options);
+  std::string known;
+  for (const std::string& name : known_model_types()) known += (known.empty() ? "" : ", ") + name;
+  throw Error(ErrorCode::unsupported,
+              "[make_model] model_type must be one of " + known + ", but got '" + model_type + "'");
+}
+
+std::vector<std::string> known_model_types() {
+  std::vector<std::string> names;
+  for (const Architecture& known : kArchitectures) names.emplace_back(known.model_type);
+  return names;
+}
+
+PromptCache make_prompt_cache(const LanguageModel& model) { return model.make_cache(); }
+
+}  // namespace reprise

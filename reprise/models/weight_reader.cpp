@@ -1,0 +1,106 @@
+#include "reprise/models/weight_reader.h"
+
+#include <utility>
+
+#include "mlx/ops.h"
+#include "mlx/transforms.h"
+#include "reprise/base/error.h"
+
+namespace reprise::internal {
+
+namespace mx = mlx::core;
+
+namespace {
+
+[[noreturn]] void corrupt(const std::string& what) { throw Error(ErrorCode::corrupt_data, "[make_model] " + what); }
+
+std::string text(const mx::Shape& shape) {
+  std::string out = "[";
+  for (std::size_t i = 0; i < shape.size(); ++i) out += (i ? ", " : "") + std::to_string(shape[i]);
+  return out + "]";
+}
+
+bool is_float(mx::Dtype dtype) { return dtype == mx::float32 || dtype == mx::float16 || dtype == mx::bfloat16; }
+
+void check_spec(const std::string& path, const QuantizationSpec& spec, int in) {
+  const bool bits_known = (spec.bits >= 2 && spec.bits <= 6) || spec.bits == 8;
+  const bool group_known = spec.group_size == 32 || spec.group_size == 64 || spec.group_size == 128;
+  if (!bits_known || !group_known || in % spec.group_size != 0) {
+    corrupt("'" + path + "' with " + std::to_string(in) + " inputs cannot be quantised with bits " +
+            std::to_string(spec.bits) + " in groups of " + std::to_string(spec.group_size));
+  }
+}
+
+}  // namespace
+
+WeightReader::WeightReader(WeightMap weights, Quantization quantization, mx::Dtype dtype)
+    : weights_(std::move(weights)), quantization_(std::move(quantization)), dtype_(dtype) {}
+
+void WeightReader::drop(const std::function<bool(const std::string&)>& useless) {
+  std::erase_if(weights_, [&](const auto& entry) { return useless(entry.first); });
+}
+
+mx::array WeightReader::take_as_stored(const std::string& name, const mx::Shape& shape) {
+  const auto found = weights_.find(name);
+  if (found == weights_.end()) corrupt("weight '" + name + "' is missing");
+  mx::array weight = found->second;
+  if (weight.shape() != shape) {
+    corrupt("weight '" + name + "' must have shape " + text(shape) + ", but got " + text(weight.shape()));
+  }
+  weights_.erase(found);
+  return weight;
+}
+
+mx::array WeightReader::keep(mx::array weight) {
+  nbytes_ += weight.nbytes();
+  taken_.push_back(weight);
+  return weight;
+}
+
+mx::array WeightReader::take(const std::string& name, const mx::Shape& shape) {
+  mx::array weight = take_as_stored(name, shape);
+  if (!is_float(weight.dtype())) corrupt("weight '" + name + "' must be of a float type");
+  num_parameters_ += weight.size();
+  return keep(mx::astype(weight, dtype_));
+}
+
+Weight WeightReader::take_weight(const std::string& path, int out, int in) {
+  if (!has(path + ".scales")) return take(path + ".weight", {out, in});
+  const auto spec = quantization_.spec_for(path);
+  if (!spec) corrupt("'" + path + "' has scales, but config.json does not say how it is quantised");
+  check_spec(path, *spec, in);
+  mx::array packed = take_as_stored(path + ".weight", {out, in * spec->bits / 32});
+  if (packed.dtype() != mx::uint32) corrupt("weight '" + path + ".weight' must be uint32, being quantised");
+  const mx::Shape groups = {out, in / spec->group_size};
+  mx::array scales = take_as_stored(path + ".scales", groups);
+  mx::array biases = take_as_stored(path + ".biases", groups);
+  if (!is_float(scales.dtype()) || !is_float(biases.dtype())) corrupt("scales of '" + path + "' must be of a float type");
+  num_parameters_ += static_cast<std::size_t>(out) * static_cast<std::size_t>(in);
+  return QuantizedWeight{keep(std::move(packed)), keep(std::move(scales)), keep(std::move(biases)), spec->group_size,
+                         spec->bits};
+}
+
+Linear WeightReader::take_linear(const std::string& path, int out, int in, bool bias) {
+  Weight weight = take_weight(path, out, in);
+  if (!bias) return Linear(std::move(weight));
+  return Linear(std::move(weight), take(path + ".bias", {out}));
+}
+
+Embedding WeightReader::take_embedding(const std::string& path, int vocab_size, int hidden_size) {
+  return Embedding(take_weight(path, vocab_size, hidden_size), dtype_);
+}
+
+RmsNorm WeightReader::take_rms_norm(const std::string& path, int size, float eps) {
+  return RmsNorm(take(path + ".weight", {size}), eps);
+}
+
+void WeightReader::finish() {
+  if (!weights_.empty()) {
+    corrupt("weight '" + weights_.begin()->first + "' belongs to no layer of this architecture (" +
+            std::to_string(weights_.size()) + " such)");
+  }
+  mx::eval(taken_);
+  taken_.clear();
+}
+
+}  // namespace reprise::internal

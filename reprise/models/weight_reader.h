@@ -1,0 +1,55 @@
+// Takes a model's weights by name, checks each, and knows what was left over. Private to `models`.
+// Threads: one object belongs to one thread.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "mlx/array.h"
+#include "mlx/dtype.h"
+#include "reprise/models/config.h"
+#include "reprise/nn/linear.h"
+#include "reprise/nn/norms.h"
+#include "reprise/storage/model_files.h"
+
+namespace reprise::internal {
+
+class WeightReader {
+ public:
+  // Dense weights come out in `dtype`; packed weights and their scales stay as stored.
+  WeightReader(WeightMap weights, Quantization quantization, mlx::core::Dtype dtype);
+
+  bool has(const std::string& name) const { return weights_.count(name) != 0; }
+  // Removes the tensors for which `useless` holds: what checkpoints carry and nobody reads.
+  void drop(const std::function<bool(const std::string& name)>& useless);
+
+  // Each throws corrupt_data, naming the tensor, when it is missing or has another shape or dtype.
+  mlx::core::array take(const std::string& name, const mlx::core::Shape& shape);
+  // `path`.weight, with `path`.scales and .biases when it is quantised.
+  Weight take_weight(const std::string& path, int out, int in);
+  Linear take_linear(const std::string& path, int out, int in, bool bias);
+  Embedding take_embedding(const std::string& path, int vocab_size, int hidden_size);
+  RmsNorm take_rms_norm(const std::string& path, int size, float eps);
+
+  // Evaluates everything that was taken, so that any thread may use it.
+  // Throws: corrupt_data, naming a tensor that nobody took.
+  void finish();
+
+  mlx::core::Dtype dtype() const { return dtype_; }
+  std::size_t num_parameters() const { return num_parameters_; }
+  std::size_t nbytes() const { return nbytes_; }
+
+ private:
+  mlx::core::array take_as_stored(const std::string& name, const mlx::core::Shape& shape);
+  mlx::core::array keep(mlx::core::array weight);
+
+  WeightMap weights_;
+  Quantization quantization_;
+  mlx::core::Dtype dtype_;
+  std::vector<mlx::core::array> taken_;
+  std::size_t num_parameters_ = 0;
+  std::size_t nbytes_ = 0;
+};
+
+}  // namespace reprise::internal

@@ -1,0 +1,80 @@
+// The Llama family against the outputs that mlx-lm 0.32.2 gave for the kit's tiny models.
+#include <gtest/gtest.h>
+
+#include "mlx/mlx.h"
+#include "reprise/base/error.h"
+#include "tests/models/model_kit.h"
+
+namespace reprise {
+namespace {
+
+namespace mx = mlx::core;
+namespace fs = std::filesystem;
+
+void expect_same(const std::vector<test::KitCache>& got, const std::vector<test::KitCache>& want, bool same_dtype) {
+  ASSERT_EQ(got.size(), want.size());
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    EXPECT_EQ(got[i].class_name, want[i].class_name) << "layer " << i;
+    EXPECT_EQ(got[i].offset, want[i].offset) << "layer " << i;
+    if (same_dtype) EXPECT_EQ(got[i].nbytes, want[i].nbytes) << "layer " << i;
+  }
+}
+
+std::vector<int> greedy(const mx::array& last_prompt_row, const mx::array& decode) {
+  auto ids = mx::argmax(mx::concatenate({last_prompt_row, decode}, 0), -1);
+  std::vector<int> tokens;
+  for (int i = 0; i < ids.shape(0); ++i) tokens.push_back(static_cast<int>(mx::take(ids, i).item<std::uint32_t>()));
+  return tokens;
+}
+
+class LlamaGolden : public testing::TestWithParam<const char*> {};
+
+TEST_P(LlamaGolden, EveryScenarioOverItsOwnCachesEqualsTheOracle) {
+  const fs::path folder = test::kit_folder() / GetParam();
+  if (!fs::exists(folder / "expected.json")) GTEST_SKIP() << "no kit at " << folder;
+  const auto kit = test::read_kit(folder);
+  const auto model = make_model(read_model_files(folder));
+  ASSERT_FALSE(kit.scenarios.empty());
+  for (const auto& scenario : kit.scenarios) {
+    for (const auto& run : scenario.runs) {
+      SCOPED_TRACE(scenario.id + "/" + run.id);
+      const auto result = test::run_kit(*model, scenario, run);
+      const bool narrow = kit.dtype != "float32";
+      const auto& logits = kit.arrays.at(narrow ? scenario.f32_logits : run.logits);
+      const auto& decode = kit.arrays.at(narrow ? scenario.f32_decode : run.decode);
+      EXPECT_LE(test::relative_error(result.logits, logits), run.tolerance);
+      EXPECT_LE(test::relative_error(result.decode, decode), run.tolerance);
+      expect_same(result.after_prefill, run.after_prefill, !narrow);
+      expect_same(result.after_decode, run.after_decode, !narrow);
+      if (!narrow) {
+        const auto last = mx::slice(result.logits, {result.logits.shape(0) - 1, 0}, result.logits.shape());
+        EXPECT_EQ(greedy(last, result.decode), run.tokens);
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kit, LlamaGolden,
+                         testing::Values("llama", "llama_bf16", "llama_bf16_q4", "llama_bias_tied", "llama_bias_tied/hf",
+                                         "llama_q4_g64", "llama_q8_g32", "llama_q_mixed", "llama_rope_linear",
+                                         "llama_rope_llama3", "llama_rope_yarn", "mistral"),
+                         [](const auto& instance) {
+                           std::string name = instance.param;
+                           for (char& c : name) c = c == '/' ? '_' : c;
+                           return name;
+                         });
+
+TEST(LlamaModel, LayersWithAWindowAreRefusedByName) {
+  const fs::path folder = test::kit_folder() / "llama_sliding";
+  if (!fs::exists(folder)) GTEST_SKIP() << "no kit at " << folder;
+  try {
+    make_model(read_model_files(folder));
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::unsupported);
+    EXPECT_NE(std::string(error.what()).find("sliding_attention"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace reprise

@@ -1,0 +1,131 @@
+// What make_model refuses, and that it says what was wrong. Models are made in memory.
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "mlx/mlx.h"
+#include "reprise/base/error.h"
+#include "reprise/models/language_model.h"
+
+namespace reprise {
+namespace {
+
+namespace mx = mlx::core;
+
+constexpr const char* kConfig = R"({"model_type": "llama", "hidden_size": 16, "num_hidden_layers": 1,
+  "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 10,
+  "rms_norm_eps": 1e-5, "tie_word_embeddings": true})";
+
+ModelFiles tiny_llama() {
+  ModelFiles files;
+  files.config_json = kConfig;
+  const auto add = [&](const std::string& name, const mx::Shape& shape) {
+    files.weights.insert({name, mx::multiply(mx::random::normal(shape, mx::float32, mx::random::key(files.weights.size())),
+                                             mx::array(0.2f))});
+  };
+  add("model.embed_tokens.weight", {10, 16});
+  add("model.norm.weight", {16});
+  const std::string layer = "model.layers.0.";
+  add(layer + "input_layernorm.weight", {16});
+  add(layer + "post_attention_layernorm.weight", {16});
+  add(layer + "self_attn.q_proj.weight", {16, 16});
+  add(layer + "self_attn.k_proj.weight", {8, 16});
+  add(layer + "self_attn.v_proj.weight", {8, 16});
+  add(layer + "self_attn.o_proj.weight", {16, 16});
+  add(layer + "mlp.gate_proj.weight", {24, 16});
+  add(layer + "mlp.up_proj.weight", {24, 16});
+  add(layer + "mlp.down_proj.weight", {16, 24});
+  return files;
+}
+
+void replace(std::string& text, const std::string& from, const std::string& to) {
+  text.replace(text.find(from), from.size(), to);
+}
+
+void expect_refused(const std::function<void(ModelFiles&)>& damage, ErrorCode code, const std::string& word) {
+  ModelFiles files = tiny_llama();
+  damage(files);
+  try {
+    make_model(files);
+    FAIL() << "accepted; expected a message with " << word;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
+  }
+}
+
+TEST(MakeModel, TinyLlamaRunsAndKnowsItself) {
+  const auto model = make_model(tiny_llama());
+  EXPECT_EQ(model->info().num_parameters, 160u + 16 + 16 + 16 + 256 + 128 + 128 + 256 + 3 * 384);
+  auto cache = model->make_cache();
+  const auto logits = model->forward(mx::array({1, 2, 3}, {1, 3}), cache);
+  EXPECT_EQ(logits.shape(), (mx::Shape{1, 3, 10}));
+  EXPECT_EQ(cache_length(cache), 3);
+}
+
+TEST(MakeModel, EveryDamageIsNamed) {
+  expect_refused([](ModelFiles& f) { f.weights.erase("model.layers.0.mlp.up_proj.weight"); }, ErrorCode::corrupt_data,
+                 "model.layers.0.mlp.up_proj.weight");
+  expect_refused([](ModelFiles& f) { f.weights.insert_or_assign("model.norm.weight", mx::zeros({17})); },
+                 ErrorCode::corrupt_data, "[17]");
+  expect_refused([](ModelFiles& f) { f.weights.insert({"model.layers.1.mlp.up_proj.weight", mx::zeros({24, 16})}); },
+                 ErrorCode::corrupt_data, "model.layers.1.mlp.up_proj.weight");
+  expect_refused([](ModelFiles& f) { f.weights.insert_or_assign("model.norm.weight", mx::zeros({16}, mx::int32)); },
+                 ErrorCode::corrupt_data, "float");
+  expect_refused([](ModelFiles& f) { replace(f.config_json, "llama", "gopher"); }, ErrorCode::unsupported, "gopher");
+  expect_refused([](ModelFiles& f) { replace(f.config_json, "\"hidden_size\": 16,", ""); }, ErrorCode::corrupt_data,
+                 "hidden_size");
+  expect_refused([](ModelFiles& f) { replace(f.config_json, "16", "\"16\""); }, ErrorCode::corrupt_data, "hidden_size");
+  expect_refused([](ModelFiles& f) { replace(f.config_json, "16", "-16"); }, ErrorCode::corrupt_data, "positive");
+  expect_refused([](ModelFiles& f) { f.config_json = "{"; }, ErrorCode::corrupt_data, "JSON");
+  expect_refused([](ModelFiles& f) { replace(f.config_json, "true}", "true, \"rope_scaling\": {\"type\": \"spiral\"}}"); },
+                 ErrorCode::unsupported, "spiral");
+  expect_refused([](ModelFiles& f) { replace(f.config_json, "true}", "true, \"rope_scaling\": 3}"); },
+                 ErrorCode::corrupt_data, "rope_scaling");
+  expect_refused(
+      [](ModelFiles& f) { replace(f.config_json, "true}", "true, \"quantization_config\": {\"quant_method\": \"gptq\"}}"); },
+      ErrorCode::unsupported, "gptq");
+  expect_refused([](ModelFiles& f) { f.weights.insert({"model.layers.0.mlp.up_proj.scales", mx::zeros({24, 1})}); },
+                 ErrorCode::corrupt_data, "model.layers.0.mlp.up_proj");
+}
+
+TEST(MakeModel, ACacheOfAnotherModelIsRefusedUnchanged) {
+  const auto model = make_model(tiny_llama());
+  auto cache = make_kv_prompt_cache(2);
+  EXPECT_THROW(model->forward(mx::array({1}, {1, 1}), cache), Error);
+  EXPECT_EQ(cache_length(cache), 0);
+  auto own = model->make_cache();
+  EXPECT_THROW(model->forward(mx::array({1, 2}), own), Error) << "tokens without a batch axis";
+  EXPECT_EQ(cache_length(own), 0);
+}
+
+TEST(MakeModel, M8TokenByTokenEqualsOnePassForAnyChunking) {
+  const auto model = make_model(tiny_llama());
+  const std::vector<int> ids = {1, 7, 3, 3, 9, 0, 4, 2, 8, 5};
+  const auto feed = [&](const std::vector<int>& chunks) {
+    auto cache = model->make_cache();
+    std::vector<mx::array> parts;
+    int at = 0;
+    for (int n : chunks) {
+      parts.push_back(model->forward(mx::array(ids.data() + at, {1, n}, mx::int32), cache));
+      at += n;
+    }
+    return mx::concatenate(parts, 1);
+  };
+  const auto one_pass = feed({10});
+  for (const auto& chunks : {std::vector<int>{1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, {3, 1, 6}, {9, 1}, {1, 9}}) {
+    EXPECT_LT(mx::max(mx::abs(mx::subtract(feed(chunks), one_pass))).item<float>(), 1e-5f);
+  }
+}
+
+TEST(MakeModel, RowsInStepEqualEachRowAlone) {
+  const auto model = make_model(tiny_llama());
+  auto both = model->make_cache();
+  const auto batch = model->forward(mx::array({1, 2, 3, 7, 8, 9}, {2, 3}), both);
+  auto alone = model->make_cache();
+  const auto second = model->forward(mx::array({7, 8, 9}, {1, 3}), alone);
+  EXPECT_LT(mx::max(mx::abs(mx::subtract(mx::take(batch, mx::array({1}), 0), second))).item<float>(), 1e-5f);
+}
+
+}  // namespace
+}  // namespace reprise

@@ -1,0 +1,104 @@
+#include "tests/models/model_kit.h"
+
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+#include "mlx/mlx.h"
+#include "reprise/storage/file_system.h"
+#include "reprise/storage/safetensors.h"
+
+namespace reprise::test {
+
+namespace mx = mlx::core;
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+namespace {
+
+std::vector<KitCache> caches_of(const Json& list) {
+  std::vector<KitCache> caches;
+  for (const Json& item : list) {
+    caches.push_back({item.at("class"), item.value("offset", 0), item.value("nbytes", std::size_t{0})});
+  }
+  return caches;
+}
+
+std::vector<KitCache> caches_of(const PromptCache& cache) {
+  std::vector<KitCache> caches;
+  for (std::size_t i = 0; i < cache.size(); ++i) {
+    caches.push_back({cache[i].class_name(), cache[i].position().value_or(0), cache[i].nbytes()});
+  }
+  return caches;
+}
+
+KitRun run_of(const Json& json) {
+  KitRun run;
+  run.id = json.at("id");
+  json.at("chunks").get_to(run.chunks);
+  run.logits = json.at("logits");
+  run.decode = json.at("decode");
+  run.first_row = json.at("logit_rows").at(0);
+  run.last_row = json.at("logit_rows").at(1);
+  json.at("tokens").get_to(run.tokens);
+  run.tolerance = json.at("tol");
+  run.after_prefill = caches_of(json.at("cache_after_prefill"));
+  run.after_decode = caches_of(json.at("cache_after_decode"));
+  return run;
+}
+
+}  // namespace
+
+fs::path kit_folder() {
+  if (const char* data = std::getenv("REPRISE_TEST_DATA")) return fs::path(data) / "models";
+  const fs::path shared = fs::path(REPRISE_SOURCE_DIR) / ".." / "shared" / "models";
+  return fs::exists(shared) ? shared : fs::path(REPRISE_SOURCE_DIR) / "tests" / "data" / "models";
+}
+
+KitModel read_kit(const fs::path& folder) {
+  const Json json = Json::parse(read_file(folder / "expected.json"));
+  KitModel kit{folder, json.at("dtype"), {}, read_safetensors(folder / "expected.safetensors").tensors};
+  for (const Json& item : json.at("scenarios")) {
+    if (item.value("cache", Json()) != "default") continue;
+    KitScenario scenario;
+    scenario.id = item.at("id");
+    item.at("prompt").get_to(scenario.prompt);
+    scenario.f32_logits = item.value("f32_logits", "");
+    scenario.f32_decode = item.value("f32_decode", "");
+    for (const Json& run : item.at("runs")) {
+      if (!run.contains("convert_after_prefill")) scenario.runs.push_back(run_of(run));
+    }
+    if (!item.contains("convert_after_prefill") && !scenario.runs.empty()) kit.scenarios.push_back(scenario);
+  }
+  return kit;
+}
+
+double relative_error(const mx::array& got, const mx::array& want) {
+  const auto a = mx::astype(got, mx::float32);
+  const auto b = mx::astype(want, mx::float32);
+  return static_cast<double>(mx::max(mx::abs(mx::subtract(a, b))).item<float>()) /
+         static_cast<double>(mx::max(mx::abs(b)).item<float>());
+}
+
+KitResult run_kit(const LanguageModel& model, const KitScenario& scenario, const KitRun& run) {
+  PromptCache cache = model.make_cache();
+  const auto feed = [&](const int* ids, int n) {
+    auto logits = model.forward(mx::array(ids, {1, n}, mx::int32), cache);
+    mx::eval(logits);
+    return mx::reshape(logits, {n, logits.shape(-1)});
+  };
+  std::vector<mx::array> parts;
+  int at = 0;
+  for (int n : run.chunks) {
+    parts.push_back(feed(scenario.prompt.data() + at, n));
+    at += n;
+  }
+  const auto all = mx::concatenate(parts, 0);
+  KitResult result{mx::slice(all, {run.first_row, 0}, {run.last_row, all.shape(1)}), all, caches_of(cache), {}};
+  std::vector<mx::array> rows;
+  for (std::size_t i = 0; i + 1 < run.tokens.size(); ++i) rows.push_back(feed(&run.tokens[i], 1));
+  result.decode = mx::concatenate(rows, 0);
+  result.after_decode = caches_of(cache);
+  return result;
+}
+
+}  // namespace reprise::test

@@ -1,0 +1,65 @@
+// The model conformance kit's format: folders with expected.json and expected.safetensors beside a tiny model.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "mlx/array.h"
+#include "reprise/models/language_model.h"
+
+namespace reprise::test {
+
+struct KitCache {
+  std::string class_name;
+  int offset = 0;
+  std::size_t nbytes = 0;
+};
+
+struct KitRun {
+  std::string id;
+  std::vector<int> chunks;
+  std::string logits;  // names of arrays
+  std::string decode;
+  int first_row = 0;  // prompt positions that `logits` holds
+  int last_row = 0;
+  std::vector<int> tokens;
+  double tolerance = 0;
+  std::vector<KitCache> after_prefill;
+  std::vector<KitCache> after_decode;
+};
+
+struct KitScenario {
+  std::string id;
+  std::vector<int> prompt;
+  std::vector<KitRun> runs;
+  std::string f32_logits;  // float32 reference of a narrow model; empty otherwise
+  std::string f32_decode;
+};
+
+struct KitModel {
+  std::filesystem::path folder;
+  std::string dtype;
+  std::vector<KitScenario> scenarios;  // those over the caches the model itself makes, without conversion
+  std::map<std::string, mlx::core::array> arrays;
+};
+
+// Where the kit is: $REPRISE_TEST_DATA/models, else ../shared/models beside the checkout, else the committed subset.
+std::filesystem::path kit_folder();
+
+KitModel read_kit(const std::filesystem::path& folder);
+
+// max|a - b| / max|b| over the whole array.
+double relative_error(const mlx::core::array& got, const mlx::core::array& want);
+
+// Feeds the run's chunks, then its tokens one at a time.
+struct KitResult {
+  mlx::core::array logits;  // [last_row - first_row, V]
+  mlx::core::array decode;  // [12, V]
+  std::vector<KitCache> after_prefill;
+  std::vector<KitCache> after_decode;
+};
+KitResult run_kit(const LanguageModel& model, const KitScenario& scenario, const KitRun& run);
+
+}  // namespace reprise::test
