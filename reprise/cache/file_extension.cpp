@@ -1,0 +1,179 @@
+#include "reprise/cache/file_extension.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "mlx/array.h"
+#include "nlohmann/json.hpp"
+#include "reprise/base/error.h"
+#include "reprise/base/sha256.h"
+#include "reprise/cache/state_reader.h"
+
+namespace reprise::internal {
+
+namespace mx = mlx::core;
+using Json = nlohmann::ordered_json;
+
+namespace {
+
+constexpr int kVersion = 1;
+constexpr std::size_t kDigestDigits = 64;
+const std::string kNoDigest(kDigestDigits, '0');
+
+// Members of the JSON object, stored on disk: never rename.
+constexpr const char* kVersionMember = "reprise";
+constexpr const char* kDigestMember = "digest";
+constexpr const char* kSealedMember = "sealed";  // true: the writer put a digest, so one must be there
+constexpr const char* kTokensMember = "tokens";
+constexpr const char* kFingerprintMember = "model_fingerprint";
+constexpr const char* kAppMember = "app";
+
+[[noreturn]] void fail(const std::string& what, const std::string& got) {
+  throw Error(ErrorCode::corrupt_data, "[load_prompt_cache] the extension's " + what + ", but got " + got);
+}
+
+Json parse_sentinel(const std::string& sentinel) {
+  Json json = Json::parse(sentinel, nullptr, false);
+  if (!json.is_object()) fail("text must be a JSON object", "something else");
+  return json;
+}
+
+bool is_json_object(const std::string& text) {
+  const std::size_t first = text.find_first_not_of(" \t\r\n");
+  return first != std::string::npos && text[first] == '{' && Json::accept(text);
+}
+
+bool is_digest(const std::string& text) {
+  return text.size() == kDigestDigits && text.find_first_not_of("0123456789abcdef") == std::string::npos;
+}
+
+const std::string* string_member(const Json& json, const char* name) {
+  const auto member = json.find(name);
+  if (member == json.end()) return nullptr;
+  if (!member->is_string()) fail("member " + std::string(name) + " must be a string", member->type_name());
+  return member->get_ptr<const std::string*>();
+}
+
+// Fixed-width and length-prefixed, so that no two different files feed the same bytes.
+class DigestInput {
+ public:
+  void number(std::uint64_t value) {
+    unsigned char bytes[8];
+    for (int i = 0; i < 8; ++i) bytes[i] = static_cast<unsigned char>(value >> (8 * i));
+    sha_.update(bytes, sizeof bytes);
+  }
+  void text(const std::string& value) {
+    number(value.size());
+    sha_.update(value);
+  }
+  void raw(const mx::array& array) {
+    if (array.nbytes() > 0) sha_.update(array.data<char>(), array.nbytes());
+  }
+  std::string finish() { return sha_.hex_digest(); }
+
+ private:
+  Sha256 sha_;
+};
+
+}  // namespace
+
+void add_extension(const PromptCacheExtension& extension, std::size_t num_layers, FileContent& content) {
+  Json json = {{kVersionMember, kVersion}, {kDigestMember, kNoDigest}, {kSealedMember, true}};
+  if (extension.tokens) {
+    const std::string name = std::to_string(num_layers) + ".0";
+    const auto count = static_cast<mx::ShapeElem>(extension.tokens->size());
+    content.tensors.emplace(name, mx::array(extension.tokens->begin(), mx::Shape{count}, mx::int32));
+    json[kTokensMember] = name;
+  }
+  if (!extension.model_fingerprint.empty()) json[kFingerprintMember] = extension.model_fingerprint;
+  if (!extension.app_json.empty()) {
+    if (!is_json_object(extension.app_json)) {
+      throw Error(ErrorCode::invalid_argument, "[save_prompt_cache] app_json must be a JSON object, but got something else");
+    }
+    json[kAppMember] = extension.app_json;
+  }
+  try {
+    content.metadata[kSentinelKey] = json.dump();
+  } catch (const Json::exception&) {
+    throw Error(ErrorCode::invalid_argument, "[save_prompt_cache] the extension's texts must be UTF-8, but got other bytes");
+  }
+}
+
+PromptCacheExtension read_extension(const ParsedFile& file) {
+  PromptCacheExtension extension;
+  if (file.sentinel.empty()) return extension;
+  const Json json = parse_sentinel(file.sentinel);
+  const auto version = json.find(kVersionMember);
+  if (version == json.end()) return extension;  // somebody else's
+  if (!version->is_number_integer()) fail("version must be an integer", version->type_name());
+  if (*version != kVersion) {
+    throw Error(ErrorCode::unsupported, "[load_prompt_cache] the extension must be of version " +
+                                            std::to_string(kVersion) + ", but got " + version->dump());
+  }
+  if (const std::string* fingerprint = string_member(json, kFingerprintMember)) extension.model_fingerprint = *fingerprint;
+  if (const std::string* app = string_member(json, kAppMember)) {
+    if (!is_json_object(*app)) fail("member app must hold a JSON object", "something else");
+    extension.app_json = *app;
+  }
+  if (const std::string* name = string_member(json, kTokensMember)) {
+    const auto tensor = file.extra.find(*name);
+    if (tensor == file.extra.end()) fail("tokens must be in a tensor of the file", "\"" + *name + "\"");
+    const mx::array& ids = tensor->second;
+    if (ids.ndim() != 1 || ids.dtype() != mx::int32) fail("tokens must be I32 of one axis", describe(State(ids)));
+    const auto* data = ids.size() > 0 ? ids.data<TokenId>() : nullptr;
+    extension.tokens = Tokens(data, data + ids.size());
+  }
+  return extension;
+}
+
+std::optional<std::string> stated_digest(const std::string& sentinel) {
+  if (sentinel.empty()) return std::nullopt;
+  const Json json = parse_sentinel(sentinel);
+  const auto digest = json.find(kDigestMember);
+  if (digest != json.end() && digest->is_string() && is_digest(digest->get_ref<const std::string&>())) return *digest;
+  if (json.contains(kVersionMember) && digest != json.end()) {
+    fail("digest must be 64 hex digits", digest->is_string() ? "other text" : digest->type_name());
+  }
+  if (json.contains(kSealedMember)) fail("digest must be there, since the file was sealed", "none");
+  return std::nullopt;
+}
+
+std::string compute_digest(const SafetensorsHeader& header, const Tensors& tensors) {
+  DigestInput input;
+  input.number(header.tensors.size());
+  for (const TensorRecord& record : header.tensors) {
+    input.text(record.name);
+    input.text(record.dtype);
+    input.number(record.shape.size());
+    for (const std::int64_t extent : record.shape) input.number(static_cast<std::uint64_t>(extent));
+    input.number(record.begin);
+    input.number(record.end);
+  }
+  TextMap metadata = header.metadata;
+  if (const auto sentinel = metadata.find(kSentinelKey); sentinel != metadata.end() && sentinel->second.starts_with('{')) {
+    if (const auto digest = stated_digest(sentinel->second)) {
+      sentinel->second.replace(sentinel->second.find(*digest), kDigestDigits, kNoDigest);
+    }
+  }
+  input.number(metadata.size());
+  for (const auto& [key, value] : metadata) {
+    input.text(key);
+    input.text(value);
+  }
+  std::vector<const TensorRecord*> order;
+  for (const TensorRecord& record : header.tensors) order.push_back(&record);
+  std::sort(order.begin(), order.end(), [](const TensorRecord* a, const TensorRecord* b) {
+    return std::pair(a->begin, a->end) < std::pair(b->begin, b->end);
+  });
+  for (const TensorRecord* record : order) input.raw(tensors.at(record->name));
+  return input.finish();
+}
+
+void fill_digest(TextMap& metadata, const std::string& digest) {
+  std::string& sentinel = metadata.at(kSentinelKey);
+  sentinel.replace(sentinel.find(kNoDigest), kDigestDigits, digest);
+}
+
+}  // namespace reprise::internal

@@ -1,0 +1,171 @@
+#include "reprise/cache/prompt_cache_file.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "mlx/ops.h"
+#include "mlx/transforms.h"
+#include "reprise/base/error.h"
+#include "reprise/cache/file_extension.h"
+#include "reprise/cache/file_layout.h"
+#include "reprise/cache/registry.h"
+#include "reprise/storage/file_system.h"
+#include "reprise/storage/safetensors.h"
+#include "reprise/storage/safetensors_header.h"
+
+namespace reprise {
+
+namespace mx = mlx::core;
+using internal::FileContent;
+using internal::LayerRecord;
+using internal::ParsedFile;
+using internal::Tensors;
+
+namespace {
+
+constexpr std::string_view kSuffix = ".safetensors";
+
+std::vector<LayerRecord> layer_records(const PromptCache& cache, PromptCacheLayout layout) {
+  std::vector<LayerRecord> records;
+  for (std::size_t layer = 0; layer < cache.size(); ++layer) {
+    LayerRecord record{cache[layer].class_name(), {}, {}};
+    if (layout == PromptCacheLayout::current) {
+      record.state = cache[layer].saved_state();
+    } else {
+      record.state = cache[layer].legacy_state();
+      record.meta = cache[layer].legacy_meta();
+    }
+    records.push_back(std::move(record));
+  }
+  return records;
+}
+
+// Evaluated, and bytes in row-major order: what the digest and the writer need.
+void make_dense(Tensors& tensors) {
+  std::vector<mx::array> arrays;
+  for (auto& [name, tensor] : tensors) {
+    tensor = mx::contiguous(tensor);
+    arrays.push_back(tensor);
+  }
+  mx::eval(std::move(arrays));
+}
+
+FileContent encode(const PromptCache& cache, const std::map<std::string, std::string>& metadata,
+                   const SaveOptions& options) {
+  const std::vector<LayerRecord> records = layer_records(cache, options.layout);
+  if (options.layout == PromptCacheLayout::current) {
+    FileContent content = internal::encode_current(records, metadata);
+    internal::add_extension(options.extension, cache.size(), content);
+    return content;
+  }
+  const PromptCacheExtension& extension = options.extension;
+  if (extension.tokens || !extension.model_fingerprint.empty() || !extension.app_json.empty()) {
+    throw Error(ErrorCode::unsupported, "[save_prompt_cache] the legacy layout must be without an extension, but got one");
+  }
+  return internal::encode_legacy(records, metadata);
+}
+
+std::unique_ptr<LayerCache> build_layer(const LayerRecord& record, PromptCacheLayout layout, std::size_t layer) {
+  try {
+    return layout == PromptCacheLayout::current ? cache_from_state(record.class_name, record.state)
+                                                : cache_from_legacy(record.class_name, record.state, record.meta);
+  } catch (const Error& error) {
+    throw Error(error.code(), "layer " + std::to_string(layer) + " (" + record.class_name + "): " + error.what());
+  }
+}
+
+void check_digest(const std::string& actual, const std::optional<std::string>& expected,
+                  const std::optional<std::string>& stated) {
+  for (const auto* wanted : {&expected, &stated}) {
+    if (!*wanted || actual == **wanted) continue;
+    throw Error(ErrorCode::corrupt_data, "[load_prompt_cache] the content's digest must be " + **wanted + ", but got " + actual);
+  }
+}
+
+// Everything but the evaluation. `expected_digest`: what the file was written with, when that is known.
+LoadedPromptCache decode(const Safetensors& file, const std::optional<std::string>& expected_digest) {
+  ParsedFile parsed = internal::parse_file(file.tensors, file.header.metadata);
+  const std::optional<std::string> stated = internal::stated_digest(parsed.sentinel);
+  if (expected_digest || stated) check_digest(internal::compute_digest(file.header, file.tensors), expected_digest, stated);
+  LoadedPromptCache loaded;
+  loaded.layout = parsed.layout;
+  loaded.extension = internal::read_extension(parsed);
+  for (std::size_t layer = 0; layer < parsed.layers.size(); ++layer) {
+    loaded.cache.push_back(build_layer(parsed.layers[layer], parsed.layout, layer));
+  }
+  if (loaded.extension.tokens) {
+    try {
+      check_prompt_cache(loaded.cache, static_cast<int>(loaded.extension.tokens->size()));
+    } catch (const Error& error) {
+      throw Error(ErrorCode::corrupt_data, std::string("the token record does not fit: ") + error.what());
+    }
+  }
+  loaded.metadata = std::move(parsed.user_metadata);
+  return loaded;
+}
+
+LoadedPromptCache read(const std::filesystem::path& file, ReadMode mode, const std::optional<std::string>& expected_digest) {
+  const Safetensors content = read_safetensors(file, mode);
+  try {
+    return decode(content, expected_digest);
+  } catch (const Error& error) {
+    throw Error(error.code(), "[load_prompt_cache] " + file.string() + ": " + error.what());
+  }
+}
+
+void write(WritableFile& output, const SafetensorsHeader& header, const Tensors& tensors) {
+  const std::string head = internal::encode_safetensors_header(header);
+  output.append(std::as_bytes(std::span(head)));
+  std::vector<const TensorRecord*> order;
+  for (const TensorRecord& record : header.tensors) order.push_back(&record);
+  std::sort(order.begin(), order.end(), [](const TensorRecord* a, const TensorRecord* b) {
+    return std::pair(a->begin, a->end) < std::pair(b->begin, b->end);
+  });
+  for (const TensorRecord* record : order) {
+    const mx::array& tensor = tensors.at(record->name);
+    if (tensor.nbytes() > 0) output.append(std::as_bytes(std::span(tensor.data<char>(), tensor.nbytes())));
+  }
+}
+
+}  // namespace
+
+std::string save_prompt_cache(const std::string& file, const PromptCache& cache,
+                              const std::map<std::string, std::string>& metadata, const SaveOptions& options) {
+  const std::string target = file.ends_with(kSuffix) ? file : file + std::string(kSuffix);
+  const auto& tokens = options.extension.tokens;
+  check_prompt_cache(cache, tokens ? std::optional(static_cast<int>(tokens->size())) : std::nullopt);
+
+  FileContent content = encode(cache, metadata, options);
+  make_dense(content.tensors);
+  SafetensorsHeader header = plan_safetensors(content.tensors, content.metadata);
+  const std::string digest = internal::compute_digest(header, content.tensors);
+  if (options.layout == PromptCacheLayout::current) internal::fill_digest(header.metadata, digest);
+
+  ReplaceOptions replace;
+  replace.file_system = options.file_system;
+  if (options.verify) {
+    replace.verify = [&](const std::filesystem::path& temporary) { read(temporary, ReadMode::memory_map, digest); };
+  }
+  replace_file(target, [&](WritableFile& output) { write(output, header, content.tensors); }, replace);
+  return target;
+}
+
+LoadedPromptCache load_prompt_cache_file(const std::string& file) {
+  if (!file.ends_with(kSuffix)) {
+    throw Error(ErrorCode::invalid_argument, "[load_prompt_cache] the name must end in .safetensors, but got \"" + file + "\"");
+  }
+  LoadedPromptCache loaded = read(file, ReadMode::copy, std::nullopt);
+  loaded.cache.eval();
+  return loaded;
+}
+
+PromptCache load_prompt_cache(const std::string& file, std::map<std::string, std::string>* metadata) {
+  LoadedPromptCache loaded = load_prompt_cache_file(file);
+  if (metadata) *metadata = std::move(loaded.metadata);
+  return std::move(loaded.cache);
+}
+
+}  // namespace reprise
