@@ -13,6 +13,7 @@
 
 namespace reprise {
 
+// Integers keep their sign as the file types them; an array holds int64 whatever its integers were.
 using GgufArray = std::variant<std::vector<std::int64_t>, std::vector<double>, std::vector<bool>, std::vector<std::string>>;
 using GgufValue = std::variant<std::int64_t, std::uint64_t, double, bool, std::string, GgufArray>;
 
@@ -32,11 +33,24 @@ struct GgufHeader {
 };
 
 // Parses the head of a file of which `bytes` is the whole (or at least all before the data section, with
-// `file_size_bytes` the true size). Never reads outside `bytes`.
-// Throws: corrupt_data (says at which byte), unsupported (version, big-endian).
+// `file_size_bytes` the true size). Never reads outside `bytes`. Every tensor of the result lies inside the file, aligned
+// and apart from the others.
+// Throws: corrupt_data (says at which byte), unsupported (version, big-endian, an unknown tensor type, arrays of arrays).
 GgufHeader parse_gguf(std::span<const std::byte> bytes, std::uint64_t file_size_bytes);
 
 // "Q4_1", "F16", …; "type 99" for a number not known.
 std::string gguf_type_name(std::uint32_t type);
+
+// ggml's numbers of the types that model_files turns into MLX arrays.
+namespace gguf_type {
+inline constexpr std::uint32_t f32 = 0;
+inline constexpr std::uint32_t f16 = 1;
+inline constexpr std::uint32_t q4_0 = 2;
+inline constexpr std::uint32_t q4_1 = 3;
+inline constexpr std::uint32_t q8_0 = 8;
+inline constexpr std::uint32_t q4_k = 12;
+inline constexpr std::uint32_t q5_k = 13;
+inline constexpr std::uint32_t bf16 = 30;
+}  // namespace gguf_type
 
 }  // namespace reprise

@@ -18,21 +18,25 @@ using WeightMap = std::map<std::string, mlx::core::array>;
 
 struct ModelFiles {
   std::filesystem::path path;  // as given
-  // Text of config.json. For GGUF: made from the metadata, with Hugging Face's keys (model_type "llama", …) and a
+  // Text of config.json, always a JSON object: a bare Infinity (or transformers' {"__float__": "Infinity"}) has become
+  // the largest float, NaN null. For GGUF: made from the metadata, with Hugging Face's keys (model_type "llama", …) and a
   // `quantization` member {group_size, bits, "<layer>": {group_size, bits} or false …} where tensors differ.
   std::string config_json;
   // Names as in mlx-lm's folders ("model.layers.0.self_attn.q_proj.weight", ".scales", ".biases"). GGUF's q and k rows
-  // are put back into half-split order.
+  // are put back into half-split order; its rope_freqs become "model.rope_freqs.weight" [head_dim / 2], which multiply
+  // the denominators of rotation. GGUF's Q4_0, Q4_1, Q8_0 keep float16 scales (float32 where float16 cannot hold a
+  // bias), Q4_K and Q5_K have float32 scales; groups of 32; all exact.
   WeightMap weights;
+  // Both `tokenizer_json` and `gguf` are empty when there is no tokenizer (a folder without tokenizer.json).
   TokenizerData tokenizer;
   // SHA-256 hex over config, tokenizer and the tensors' names, dtypes, shapes and a sample of their bytes: tells one
   // model from another without reading all of it.
   std::string fingerprint;
 };
 
-// Throws: not_found (no such path; config.json, tokenizer.json or a shard named in the index is missing: named),
-// corrupt_data (damaged or truncated file; an index that names a tensor its shard lacks), unsupported (GGUF
-// architecture, tensor type or version: named; a folder with neither safetensors nor index).
+// Throws: not_found (no such path; config.json or a shard, by the index or by its number, is missing: named),
+// corrupt_data (damaged or truncated file; an index that names a tensor its shard lacks; a tensor in two shards),
+// unsupported (GGUF architecture, tensor type or version: named; a folder with neither safetensors nor index).
 ModelFiles read_model_files(const std::filesystem::path& path);
 
 }  // namespace reprise

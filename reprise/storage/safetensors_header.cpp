@@ -13,6 +13,8 @@
 namespace reprise {
 namespace {
 
+static_assert(std::endian::native == std::endian::little, "the data is taken as it lies in the file");
+
 namespace mx = mlx::core;
 using internal::printable;
 using json = nlohmann::json;
@@ -175,12 +177,17 @@ class HeaderParser final : public json::json_sax_t {
 std::uint64_t needed_bytes(const TensorRecord& record, std::string_view source) {
   const std::optional<std::uint64_t> item_bits = internal::safetensors_item_bits(record.dtype);
   if (!item_bits) corrupt(source, "tensor " + printable(record.name) + " has unknown dtype " + printable(record.dtype));
+  // Zeros are left out of the check: strides are products without them.
   std::uint64_t bits = *item_bits;
+  bool empty = false;
   for (const std::int64_t dim : record.shape) {
-    if (__builtin_mul_overflow(bits, static_cast<std::uint64_t>(dim), &bits)) {
+    if (dim == 0) {
+      empty = true;
+    } else if (__builtin_mul_overflow(bits, static_cast<std::uint64_t>(dim), &bits)) {
       corrupt(source, "the shape of tensor " + printable(record.name) + " overflows");
     }
   }
+  if (empty) return 0;
   if (bits % 8 != 0) corrupt(source, "tensor " + printable(record.name) + " ends inside a byte");
   return bits / 8;
 }

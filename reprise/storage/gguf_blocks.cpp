@@ -1,0 +1,196 @@
+// The blocks, as ggml-common.h lays them out (all little-endian, d, m, dmin float16):
+//   Q4_0  d, 16 bytes: byte j holds q[j] (low nibble) and q[j + 16];  w = d·(q − 8)
+//   Q4_1  d, m, 16 bytes likewise;                                    w = d·q + m
+//   Q8_0  d, 32 signed bytes;                                         w = d·q
+//   Q4_K  d, dmin, 12 bytes of 6-bit (sc, m) for 8 groups of 32, 128 bytes: 32 bytes hold two groups, low nibbles first;
+//         w = d·sc·q − dmin·m
+//   Q5_K  the same with 32 bytes of fifth bits before the nibbles: bit g of byte l belongs to q[l] of group g
+#include "reprise/storage/gguf_blocks.h"
+
+#include <bit>
+#include <cstring>
+
+#include "reprise/storage/gguf.h"
+
+namespace reprise::internal {
+namespace {
+
+std::uint16_t load_half(const std::byte* from) {
+  std::uint16_t bits;
+  std::memcpy(&bits, from, sizeof(bits));
+  return bits;
+}
+
+std::uint64_t load_u64(const std::byte* from) {
+  std::uint64_t value;
+  std::memcpy(&value, from, sizeof(value));
+  return value;
+}
+
+float half_to_float(std::uint16_t half) {
+  const std::uint32_t sign = (half & 0x8000u) << 16;
+  std::uint32_t exponent = (half >> 10) & 31u;
+  std::uint32_t fraction = half & 1023u;
+  if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000u | (fraction << 13));
+  if (exponent == 0) {
+    const float magnitude = static_cast<float>(fraction) * 0x1p-24f;
+    return sign != 0 ? -magnitude : magnitude;
+  }
+  return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (fraction << 13));
+}
+
+// −half·2^power, which is exact unless it overflows: then none.
+std::optional<std::uint16_t> negated_times_power(std::uint16_t half, int power) {
+  const std::uint32_t sign = (half & 0x8000u) ^ 0x8000u;
+  std::uint32_t exponent = (half >> 10) & 31u;
+  std::uint32_t fraction = half & 1023u;
+  if (exponent == 31) return static_cast<std::uint16_t>(sign | (half & 0x7fffu));
+  while (exponent == 0 && power > 0 && fraction != 0) {  // a subnormal grows by its fraction until it is normal
+    fraction <<= 1;
+    --power;
+    if ((fraction & 1024u) != 0) {
+      exponent = 1;
+      fraction &= 1023u;
+    }
+  }
+  if (exponent != 0) exponent += static_cast<std::uint32_t>(power);
+  if (exponent >= 31) return std::nullopt;
+  return static_cast<std::uint16_t>(sign | (exponent << 10) | fraction);
+}
+
+constexpr std::uint64_t kLowNibbles = 0x0f0f0f0f0f0f0f0full;
+
+// Eight bytes below 16 → eight nibbles, the first lowest.
+std::uint32_t squeeze_nibbles(std::uint64_t bytes) {
+  bytes = (bytes | (bytes >> 4)) & 0x00ff00ff00ff00ffull;
+  bytes = (bytes | (bytes >> 8)) & 0x0000ffff0000ffffull;
+  return static_cast<std::uint32_t>(bytes | (bytes >> 16));
+}
+
+// 16 bytes of nibbles of one group in Q4_0's and Q4_1's order.
+void pack_nibbles(const std::byte* from, std::uint32_t* packed) {
+  const std::uint64_t first = load_u64(from);
+  const std::uint64_t second = load_u64(from + 8);
+  packed[0] = squeeze_nibbles(first & kLowNibbles);
+  packed[1] = squeeze_nibbles(second & kLowNibbles);
+  packed[2] = squeeze_nibbles((first >> 4) & kLowNibbles);
+  packed[3] = squeeze_nibbles((second >> 4) & kLowNibbles);
+}
+
+// bias = −d·2^power beside scale = d. Returns: false when float16 cannot hold it.
+bool put_centred_scale(const AffineRow& row, std::int64_t group, std::uint16_t d, int power) {
+  if (row.float_scales) {
+    const float scale = half_to_float(d);
+    static_cast<float*>(row.scales)[group] = scale;
+    static_cast<float*>(row.biases)[group] = -scale * static_cast<float>(1 << power);
+    return true;
+  }
+  const std::optional<std::uint16_t> bias = negated_times_power(d, power);
+  if (!bias) return false;
+  static_cast<std::uint16_t*>(row.scales)[group] = d;
+  static_cast<std::uint16_t*>(row.biases)[group] = *bias;
+  return true;
+}
+
+bool convert_q4_0(const std::byte* blocks, std::int64_t num_blocks, const AffineRow& row) {
+  for (std::int64_t i = 0; i < num_blocks; ++i, blocks += 18) {
+    if (!put_centred_scale(row, i, load_half(blocks), 3)) return false;
+    pack_nibbles(blocks + 2, row.packed + 4 * i);
+  }
+  return true;
+}
+
+bool convert_q4_1(const std::byte* blocks, std::int64_t num_blocks, const AffineRow& row) {
+  auto* scales = static_cast<std::uint16_t*>(row.scales);
+  auto* biases = static_cast<std::uint16_t*>(row.biases);
+  for (std::int64_t i = 0; i < num_blocks; ++i, blocks += 20) {
+    scales[i] = load_half(blocks);
+    biases[i] = load_half(blocks + 2);
+    pack_nibbles(blocks + 4, row.packed + 4 * i);
+  }
+  return true;
+}
+
+bool convert_q8_0(const std::byte* blocks, std::int64_t num_blocks, const AffineRow& row) {
+  constexpr std::uint64_t kSignBits = 0x8080808080808080ull;
+  for (std::int64_t i = 0; i < num_blocks; ++i, blocks += 34) {
+    if (!put_centred_scale(row, i, load_half(blocks), 7)) return false;
+    for (int k = 0; k < 4; ++k) {  // q + 128 of a signed byte is the byte with its sign bit flipped
+      const std::uint64_t bytes = load_u64(blocks + 2 + 8 * k) ^ kSignBits;
+      std::memcpy(row.packed + 8 * i + 2 * k, &bytes, sizeof(bytes));
+    }
+  }
+  return true;
+}
+
+// The 6-bit scale and minimum of group g of a K block, times the block's d and dmin.
+void put_k_scales(const std::byte* block, std::int64_t first_group, const AffineRow& row) {
+  const float d = half_to_float(load_half(block));
+  const float dmin = half_to_float(load_half(block + 2));
+  std::uint32_t s[12];
+  for (int i = 0; i < 12; ++i) s[i] = std::to_integer<std::uint32_t>(block[4 + i]);
+  for (int g = 0; g < 8; ++g) {
+    const std::uint32_t scale = g < 4 ? s[g] & 63u : (s[g + 4] & 15u) | ((s[g - 4] >> 6) << 4);
+    const std::uint32_t minimum = g < 4 ? s[g + 4] & 63u : (s[g + 4] >> 4) | ((s[g] >> 6) << 4);
+    static_cast<float*>(row.scales)[first_group + g] = d * static_cast<float>(scale);
+    static_cast<float*>(row.biases)[first_group + g] = -(dmin * static_cast<float>(minimum));
+  }
+}
+
+bool convert_q4_k(const std::byte* blocks, std::int64_t num_blocks, const AffineRow& row) {
+  for (std::int64_t i = 0; i < num_blocks; ++i, blocks += 144) {
+    put_k_scales(blocks, 8 * i, row);
+    std::uint32_t* packed = row.packed + 32 * i;
+    for (int pair = 0; pair < 4; ++pair, packed += 8) {
+      for (int k = 0; k < 4; ++k) {
+        const std::uint64_t bytes = load_u64(blocks + 16 + 32 * pair + 8 * k);
+        packed[k] = squeeze_nibbles(bytes & kLowNibbles);
+        packed[4 + k] = squeeze_nibbles((bytes >> 4) & kLowNibbles);
+      }
+    }
+  }
+  return true;
+}
+
+bool convert_q5_k(const std::byte* blocks, std::int64_t num_blocks, const AffineRow& row) {
+  auto* out = reinterpret_cast<unsigned char*>(row.packed);
+  for (std::int64_t i = 0; i < num_blocks; ++i, blocks += 176) {
+    put_k_scales(blocks, 8 * i, row);
+    const std::byte* high = blocks + 16;
+    for (int g = 0; g < 8; ++g) {
+      const std::byte* low = blocks + 48 + 32 * (g / 2);
+      for (int eight = 0; eight < 4; ++eight, out += 5) {  // eight 5-bit numbers fill five bytes
+        std::uint64_t stream = 0;
+        for (int k = 0; k < 8; ++k) {
+          const auto nibbles = std::to_integer<std::uint64_t>(low[8 * eight + k]);
+          const auto fifths = std::to_integer<std::uint64_t>(high[8 * eight + k]);
+          const std::uint64_t q = ((nibbles >> (4 * (g % 2))) & 15u) | (((fifths >> g) & 1u) << 4);
+          stream |= q << (5 * k);
+        }
+        for (int k = 0; k < 5; ++k) out[k] = static_cast<unsigned char>(stream >> (8 * k));
+      }
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+std::optional<BlockFormat> block_format(std::uint32_t type) {
+  switch (type) {
+    case gguf_type::q4_0:
+      return BlockFormat{32, 18, 4, false, convert_q4_0};
+    case gguf_type::q4_1:
+      return BlockFormat{32, 20, 4, false, convert_q4_1};
+    case gguf_type::q8_0:
+      return BlockFormat{32, 34, 8, false, convert_q8_0};
+    case gguf_type::q4_k:
+      return BlockFormat{256, 144, 4, true, convert_q4_k};
+    case gguf_type::q5_k:
+      return BlockFormat{256, 176, 5, true, convert_q5_k};
+    default:
+      return std::nullopt;
+  }
+}
+
+}  // namespace reprise::internal

@@ -1,0 +1,14 @@
+// A GGUF file as a model: Hugging Face's config, names and layouts. Private to storage.
+// Threads: free functions.
+#pragma once
+
+#include <filesystem>
+
+#include "reprise/storage/model_files.h"
+
+namespace reprise::internal {
+
+// All of ModelFiles but the fingerprint. Throws: as read_model_files.
+ModelFiles read_gguf_model(const std::filesystem::path& file);
+
+}  // namespace reprise::internal
