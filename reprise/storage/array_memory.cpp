@@ -11,9 +11,9 @@ namespace reprise::internal {
 namespace mx = mlx::core;
 namespace {
 
-// MLX's CPU allocator hands out buffers whose data starts a fixed way after the buffer's own address, and never looks at
-// a buffer that it does not own. So a buffer over foreign memory is made by taking that way back. GPU allocators keep
-// handles instead.
+// MLX's CPU allocator hands out buffers whose data starts a fixed way after the buffer's own address, and never looks
+// at a buffer that it does not own. So a buffer over foreign memory is made by taking that way back. GPU allocators
+// keep handles instead.
 bool buffers_are_plain_memory() {
   static const bool plain = [] {
     if (mx::is_available(mx::Device::gpu)) return false;

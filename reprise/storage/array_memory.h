@@ -13,8 +13,8 @@ namespace reprise::internal {
 // Throws: resource_exhausted.
 mlx::core::array allocate_array(mlx::core::Shape shape, mlx::core::Dtype dtype);
 
-// An array that looks at `data`, aligned to the item, and keeps `owner` alive; where MLX's allocator cannot take foreign
-// memory (CUDA; Metal off a page boundary) a copy.
+// An array that looks at `data`, aligned to the item, and keeps `owner` alive; where MLX's allocator cannot take
+// foreign memory (CUDA; Metal off a page boundary) a copy.
 // Requires: the 8 bytes before `data` are readable (MLX's CPU allocator keeps a block's size there).
 mlx::core::array view_memory(std::byte* data, mlx::core::Shape shape, mlx::core::Dtype dtype,
                              std::shared_ptr<const void> owner);

@@ -43,11 +43,11 @@ struct ReplaceOptions {
   FileSystem* file_system = nullptr;  // null: the real one
 };
 
-// Writes a temporary file beside `target` through `write`, syncs it, verifies it, renames it over `target` and syncs the
-// folder. Any failure up to the rename removes the temporary and leaves the old file untouched; a failure after it (the
-// folder's sync) says that the new file is in place but may not survive a power cut. Of several writers the last complete
-// one wins. An existing file's permission bits are kept; a new file gets 0666 less the umask. A symbolic link stays: the
-// file it points to is replaced, or made.
+// Writes a temporary file beside `target` through `write`, syncs it, verifies it, renames it over `target` and syncs
+// the folder. Any failure up to the rename removes the temporary and leaves the old file untouched; a failure after it
+// (the folder's sync) says that the new file is in place but may not survive a power cut. Of several writers the last
+// complete one wins. An existing file's permission bits are kept; a new file gets 0666 less the umask. A symbolic link
+// stays: the file it points to is replaced, or made.
 // Throws: not_found (the folder is missing), invalid_argument (`target` is a folder or no regular file),
 // resource_exhausted (disk full), internal (the system's message), and whatever `write` and `verify` throw.
 void replace_file(const std::filesystem::path& target, const std::function<void(WritableFile&)>& write,

@@ -66,7 +66,8 @@ constexpr std::uint32_t kMaxDims = 4;
 
 class Parser {
  public:
-  Parser(std::span<const std::byte> bytes, std::uint64_t file_size_bytes) : bytes_(bytes), file_size_(file_size_bytes) {}
+  Parser(std::span<const std::byte> bytes, std::uint64_t file_size_bytes)
+      : bytes_(bytes), file_size_(file_size_bytes) {}
 
   GgufHeader parse() {
     GgufHeader header;
@@ -245,8 +246,8 @@ class Parser {
     tensor.type = number<std::uint32_t>("a tensor's type");
     const TypeRow* type = find_type(tensor.type);
     if (type == nullptr) {
-      throw Error(ErrorCode::unsupported, "[parse_gguf] tensor " + printable(tensor.name) + " has unknown type " +
-                                              std::to_string(tensor.type));
+      throw Error(ErrorCode::unsupported,
+                  "[parse_gguf] tensor " + printable(tensor.name) + " has unknown type " + std::to_string(tensor.type));
     }
     const std::uint64_t row_items = num_dims == 0 ? 1 : static_cast<std::uint64_t>(tensor.shape.back());
     if (row_items % type->block_items != 0) {

@@ -14,7 +14,8 @@
 namespace reprise {
 
 // Integers keep their sign as the file types them; an array holds int64 whatever its integers were.
-using GgufArray = std::variant<std::vector<std::int64_t>, std::vector<double>, std::vector<bool>, std::vector<std::string>>;
+using GgufArray =
+    std::variant<std::vector<std::int64_t>, std::vector<double>, std::vector<bool>, std::vector<std::string>>;
 using GgufValue = std::variant<std::int64_t, std::uint64_t, double, bool, std::string, GgufArray>;
 
 struct GgufTensor {
@@ -33,9 +34,10 @@ struct GgufHeader {
 };
 
 // Parses the head of a file of which `bytes` is the whole (or at least all before the data section, with
-// `file_size_bytes` the true size). Never reads outside `bytes`. Every tensor of the result lies inside the file, aligned
-// and apart from the others.
-// Throws: corrupt_data (says at which byte), unsupported (version, big-endian, an unknown tensor type, arrays of arrays).
+// `file_size_bytes` the true size). Never reads outside `bytes`. Every tensor of the result lies inside the file,
+// aligned and apart from the others.
+// Throws: corrupt_data (says at which byte), unsupported (version, big-endian, an unknown tensor type, arrays of
+// arrays).
 GgufHeader parse_gguf(std::span<const std::byte> bytes, std::uint64_t file_size_bytes);
 
 // "Q4_1", "F16", …; "type 99" for a number not known.

@@ -2,7 +2,8 @@
 //   Q4_0  d, 16 bytes: byte j holds q[j] (low nibble) and q[j + 16];  w = d·(q − 8)
 //   Q4_1  d, m, 16 bytes likewise;                                    w = d·q + m
 //   Q8_0  d, 32 signed bytes;                                         w = d·q
-//   Q4_K  d, dmin, 12 bytes of 6-bit (sc, m) for 8 groups of 32, 128 bytes: 32 bytes hold two groups, low nibbles first;
+//   Q4_K  d, dmin, 12 bytes of 6-bit (sc, m) for 8 groups of 32, 128 bytes: 32 bytes hold two groups, low nibbles
+//   first;
 //         w = d·sc·q − dmin·m
 //   Q5_K  the same with 32 bytes of fifth bits before the nibbles: bit g of byte l belongs to q[l] of group g
 #include "reprise/storage/gguf_blocks.h"

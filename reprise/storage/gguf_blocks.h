@@ -1,5 +1,5 @@
-// Blocks of ggml's quantised types → MLX's affine layout (w = scale · q + bias, groups of 32 along a row), bit for bit the
-// same weights. Plain pointers, no MLX. Private to storage.
+// Blocks of ggml's quantised types → MLX's affine layout (w = scale · q + bias, groups of 32 along a row), bit for bit
+// the same weights. Plain pointers, no MLX. Private to storage.
 // Threads: free functions.
 #pragma once
 

@@ -13,7 +13,8 @@ namespace {
 }
 
 template <typename T>
-std::optional<T> value_of(const std::map<std::string, GgufValue>& metadata, const std::string& key, const char* wanted) {
+std::optional<T> value_of(const std::map<std::string, GgufValue>& metadata, const std::string& key,
+                          const char* wanted) {
   const auto entry = metadata.find(key);
   if (entry == metadata.end()) return std::nullopt;
   const T* value = std::get_if<T>(&entry->second);

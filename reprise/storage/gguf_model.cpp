@@ -157,7 +157,8 @@ std::string config_of(const GgufHeader& header, const GgufMetadata& metadata, co
   const int hidden_size = metadata.required_count("llama.embedding_length");
   const std::optional<int> key_length = metadata.count("llama.attention.key_length");
   if (!key_length && hidden_size % heads.queries != 0) {
-    corrupt(std::to_string(heads.queries) + " heads do not divide llama.embedding_length " + std::to_string(hidden_size));
+    corrupt(std::to_string(heads.queries) + " heads do not divide llama.embedding_length " +
+            std::to_string(hidden_size));
   }
   const int head_dim = key_length.value_or(hidden_size / heads.queries);
   if (metadata.count("llama.attention.value_length").value_or(head_dim) != head_dim) {
@@ -167,7 +168,8 @@ std::string config_of(const GgufHeader& header, const GgufMetadata& metadata, co
     unsupported("GGUF rotation of only a part of each head is not supported");
   }
   const GgufTensor* embeddings = find_tensor(header, "token_embd.weight");
-  if (embeddings == nullptr || embeddings->shape.size() != 2) corrupt("tensor token_embd.weight is missing or no matrix");
+  if (embeddings == nullptr || embeddings->shape.size() != 2)
+    corrupt("tensor token_embd.weight is missing or no matrix");
 
   json config = {{"model_type", "llama"},
                  {"hidden_size", hidden_size},
@@ -221,7 +223,8 @@ TokenizerData tokenizer_of(const GgufMetadata& metadata) {
     const std::string key = prefix + role + "_token_id";
     const std::optional<int> id = metadata.count(key);
     if (id && static_cast<std::size_t>(*id) >= num_tokens) {
-      corrupt("metadata key " + key + " must be below " + std::to_string(num_tokens) + ", but got " + std::to_string(*id));
+      corrupt("metadata key " + key + " must be below " + std::to_string(num_tokens) + ", but got " +
+              std::to_string(*id));
     }
     return id;
   };

@@ -19,7 +19,7 @@ namespace reprise::internal {
 // One tensor to convert and what becomes of it.
 struct GgufConversion {
   const GgufTensor* tensor;
-  std::string name;                      // the array's; a quantised one ends in ".weight"
+  std::string name;                        // the array's; a quantised one ends in ".weight"
   std::optional<std::int64_t> heads = {};  // set: rows lie interleaved for rotation, in this many heads
 };
 

@@ -18,8 +18,8 @@ std::string replace_bare_numbers(const std::string& text);
 // Throws: not_found, corrupt_data (no JSON object, nested deeper than 100), naming the file.
 nlohmann::json read_json_object(const std::filesystem::path& file, std::string* text = nullptr);
 
-// content → id of a tokenizer.json's `added_tokens`; stops reading behind them, so that a large vocabulary costs nothing.
-// Empty when the text has none or is damaged before their end.
+// content → id of a tokenizer.json's `added_tokens`; stops reading behind them, so that a large vocabulary costs
+// nothing. Empty when the text has none or is damaged before their end.
 std::map<std::string, int> added_tokens_of(const std::string& tokenizer_json);
 
 }  // namespace reprise::internal

@@ -19,8 +19,8 @@ using WeightMap = std::map<std::string, mlx::core::array>;
 struct ModelFiles {
   std::filesystem::path path;  // as given
   // Text of config.json, always a JSON object: a bare Infinity (or transformers' {"__float__": "Infinity"}) has become
-  // the largest float, NaN null. For GGUF: made from the metadata, with Hugging Face's keys (model_type "llama", …) and a
-  // `quantization` member {group_size, bits, "<layer>": {group_size, bits} or false …} where tensors differ.
+  // the largest float, NaN null. For GGUF: made from the metadata, with Hugging Face's keys (model_type "llama", …) and
+  // a `quantization` member {group_size, bits, "<layer>": {group_size, bits} or false …} where tensors differ.
   std::string config_json;
   // Names as in mlx-lm's folders ("model.layers.0.self_attn.q_proj.weight", ".scales", ".biases"). GGUF's q and k rows
   // are put back into half-split order; its rope_freqs become "model.rope_freqs.weight" [head_dim / 2], which multiply

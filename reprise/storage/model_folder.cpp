@@ -63,8 +63,7 @@ void check_numbered_shards(const fs::path& folder, const std::vector<std::string
       number.insert(0, kDigits - std::min(kDigits, number.size()), '0');
       const std::string wanted = shard.substr(0, of - kDigits) + number + shard.substr(of);
       if (!std::binary_search(shards.begin(), shards.end(), wanted)) {
-        throw Error(ErrorCode::not_found,
-                    "[read_model_files] shard " + wanted + " is missing in " + folder.string());
+        throw Error(ErrorCode::not_found, "[read_model_files] shard " + wanted + " is missing in " + folder.string());
       }
     }
   }
@@ -99,8 +98,8 @@ WeightMap read_weights(const fs::path& folder) {
     shards.assign(names.begin(), names.end());
     for (const std::string& shard : shards) {
       if (!is_there(folder / shard)) {
-        throw Error(ErrorCode::not_found, "[read_model_files] shard " + shard + ", which " + index_file.string() +
-                                              " names, is missing");
+        throw Error(ErrorCode::not_found,
+                    "[read_model_files] shard " + shard + ", which " + index_file.string() + " names, is missing");
       }
     }
   } else {

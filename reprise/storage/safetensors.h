@@ -1,6 +1,6 @@
-// Safetensors files: our own bounds-checked reader (MLX's is lazy and trusts the header) and a writer whose bytes depend
-// on the content alone: names sorted in the header; data without gaps, from an 8-aligned byte on, wide items first and
-// then by name, so that each tensor is aligned to its item.
+// Safetensors files: our own bounds-checked reader (MLX's is lazy and trusts the header) and a writer whose bytes
+// depend on the content alone: names sorted in the header; data without gaps, from an 8-aligned byte on, wide items
+// first and then by name, so that each tensor is aligned to its item.
 // Format: https://huggingface.co/docs/safetensors
 // Threads: free functions; arrays come back evaluated, so they may go to any thread.
 #pragma once
@@ -21,9 +21,9 @@ namespace reprise {
 // One tensor as the header describes it.
 struct TensorRecord {
   std::string name;
-  std::string dtype;                 // safetensors' word: "F32", "F16", "BF16", "I32", "U32", "BOOL", …
+  std::string dtype;  // safetensors' word: "F32", "F16", "BF16", "I32", "U32", "BOOL", …
   std::vector<std::int64_t> shape;
-  std::uint64_t begin = 0;           // bytes, from the start of the data section
+  std::uint64_t begin = 0;  // bytes, from the start of the data section
   std::uint64_t end = 0;
 
   bool operator==(const TensorRecord&) const = default;

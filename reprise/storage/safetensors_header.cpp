@@ -30,11 +30,26 @@ struct DtypeRow {
 };
 
 const std::array<DtypeRow, 21> kDtypes{{
-    {"BOOL", 8, mx::bool_},     {"U8", 8, mx::uint8},     {"I8", 8, mx::int8},       {"U16", 16, mx::uint16},
-    {"I16", 16, mx::int16},     {"F16", 16, mx::float16}, {"BF16", 16, mx::bfloat16}, {"U32", 32, mx::uint32},
-    {"I32", 32, mx::int32},     {"F32", 32, mx::float32}, {"U64", 64, mx::uint64},   {"I64", 64, mx::int64},
-    {"F64", 64, mx::float64},   {"C64", 64, mx::complex64}, {"F8_E4M3", 8, {}},      {"F8_E5M2", 8, {}},
-    {"F8_E8M0", 8, {}},         {"F8_E4M3FNUZ", 8, {}},   {"F4", 4, {}},             {"F6_E2M3", 6, {}},
+    {"BOOL", 8, mx::bool_},
+    {"U8", 8, mx::uint8},
+    {"I8", 8, mx::int8},
+    {"U16", 16, mx::uint16},
+    {"I16", 16, mx::int16},
+    {"F16", 16, mx::float16},
+    {"BF16", 16, mx::bfloat16},
+    {"U32", 32, mx::uint32},
+    {"I32", 32, mx::int32},
+    {"F32", 32, mx::float32},
+    {"U64", 64, mx::uint64},
+    {"I64", 64, mx::int64},
+    {"F64", 64, mx::float64},
+    {"C64", 64, mx::complex64},
+    {"F8_E4M3", 8, {}},
+    {"F8_E5M2", 8, {}},
+    {"F8_E8M0", 8, {}},
+    {"F8_E4M3FNUZ", 8, {}},
+    {"F4", 4, {}},
+    {"F6_E2M3", 6, {}},
     {"F6_E3M2", 6, {}},
 }};
 
@@ -83,7 +98,8 @@ class HeaderParser final : public json::json_sax_t {
     if (place_ != Place::tensor) return true;
     for (std::size_t i = 0; i < kMembers.size(); ++i) {
       if (key_ != kMembers[i]) continue;
-      if (members_seen_[i]) return fail("member " + printable(key_) + " twice in tensor " + printable(tensors.back().name));
+      if (members_seen_[i])
+        return fail("member " + printable(key_) + " twice in tensor " + printable(tensors.back().name));
       members_seen_[i] = true;
       return true;
     }
@@ -209,8 +225,8 @@ void check_layout(const std::vector<TensorRecord>& tensors, std::uint64_t data_b
     }
     if (record->begin != position) {
       corrupt(source, "data_offsets " + range + " of tensor " + printable(record->name) +
-                          (record->begin < position ? " overlap" : " leave a gap behind") +
-                          " what ends at byte " + std::to_string(position));
+                          (record->begin < position ? " overlap" : " leave a gap behind") + " what ends at byte " +
+                          std::to_string(position));
     }
     const std::uint64_t needed = needed_bytes(*record, source);
     if (record->end - record->begin != needed) {
@@ -253,7 +269,8 @@ SafetensorsHeader parse_safetensors_header(std::span<const std::byte> head, std:
                                        [](const TensorRecord& a, const TensorRecord& b) { return a.name == b.name; });
   if (twin != header.tensors.end()) corrupt(source, "two tensors named " + printable(twin->name));
   for (auto& [key, value] : parser.metadata) {
-    if (!header.metadata.emplace(key, std::move(value)).second) corrupt(source, "metadata key " + printable(key) + " twice");
+    if (!header.metadata.emplace(key, std::move(value)).second)
+      corrupt(source, "metadata key " + printable(key) + " twice");
   }
   check_layout(header.tensors, file_size_bytes - header.data_offset, source);
   return header;
@@ -321,8 +338,8 @@ std::string encode_safetensors_header(const SafetensorsHeader& header) {
     while (text.size() % 8 != 0) text += ' ';
     const std::uint64_t length = text.size() - kLengthBytes;
     if (length > kMaxHeaderBytes) {
-      throw Error(ErrorCode::unsupported, "[safetensors] a header must stay below 100 MB, but got " +
-                                              std::to_string(length) + " bytes");
+      throw Error(ErrorCode::unsupported,
+                  "[safetensors] a header must stay below 100 MB, but got " + std::to_string(length) + " bytes");
     }
     for (std::size_t i = 0; i < kLengthBytes; ++i) text[i] = static_cast<char>((length >> (8 * i)) & 0xff);
     return text;
