@@ -19,14 +19,14 @@ changed_sources() {
 }
 
 format() {
-  clang_tools clang-format
+  clang_tools git clang-format
   cd "$root"
   tracked_sources | xargs clang-format -i
 }
 
 # lint [--all]: clang-tidy looks at the changed files, or at all.
 lint() {
-  clang_tools clang-format clang-tidy
+  clang_tools git clang-format clang-tidy
   build dev base_unit_tests
   cd "$root"
   local failed=0 sources
