@@ -60,7 +60,12 @@ class HeaderParser final : public json::json_sax_t {
   std::vector<std::pair<std::string, std::string>> metadata;
   std::string failure;
 
-  bool null() override { return unexpected("null"); }
+  // MLX writes a null where there is no metadata.
+  bool null() override {
+    if (place_ != Place::root || key_ != kMetadataName) return unexpected("null");
+    if (std::exchange(metadata_seen_, true)) return fail("two __metadata__ objects");
+    return true;
+  }
   bool boolean(bool) override { return unexpected("a boolean"); }
   bool number_integer(number_integer_t value) override { return unexpected(std::to_string(value)); }
   bool number_float(number_float_t, const string_t& text) override { return unexpected(text.substr(0, 40)); }
