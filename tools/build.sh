@@ -7,13 +7,13 @@ program() { echo "$root/build/$1/bin/reprise"; }
 configure() {
   local preset=$1 inputs
   local mlx_dir=${MLX_DIR:-$mlx_folder/mlx/share/cmake/MLX}
-  set -- "-DMLX_DIR=$mlx_dir"
+  set -- "-DMLX_DIR=$mlx_dir" "-DREPRISE_CARGO=$(rust_bin)/cargo"
   if [ -d "$sysroot/usr" ]; then set -- "$@" "-DCMAKE_PREFIX_PATH=$sysroot/usr"; fi
   if is_macos; then set -- "$@" "-DOPENSSL_ROOT_DIR=$(brew --prefix openssl@3)"; fi
   if command -v ccache >/dev/null; then set -- "$@" -DCMAKE_CXX_COMPILER_LAUNCHER=ccache; fi
   if [ "${CI:-}" = true ]; then set -- "$@" -DCMAKE_COMPILE_WARNING_AS_ERROR=ON; fi
 
-  inputs=$(printf '%s\n' "$@" "$(rust_bin)" "${CC:-}" "${CXX:-}" "${CXXFLAGS:-}" | cat - "$root/CMakePresets.json" | sha256)
+  inputs=$(printf '%s\n' "$@" "${CC:-}" "${CXX:-}" "${CXXFLAGS:-}" | cat - "$root/CMakePresets.json" | sha256)
   if ! stamp_is "configure-$preset" "$inputs" || [ ! -e "$root/build/$preset/build.ninja" ]; then
     unstamp "configure-$preset"
     # A stale cache may name tools and libraries that are no longer there.

@@ -8,7 +8,9 @@
 namespace reprise::house {
 namespace {
 
-bool starts_with(std::string_view text, std::string_view beginning) { return text.substr(0, beginning.size()) == beginning; }
+bool starts_with(std::string_view text, std::string_view beginning) {
+  return text.substr(0, beginning.size()) == beginning;
+}
 
 bool ends_with(std::string_view text, std::string_view end) {
   return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
@@ -144,6 +146,25 @@ LayerTable parse_layers(std::string_view text) {
   return table;
 }
 
+std::vector<std::string> architecture_mismatches(const LayerTable& table, std::string_view architecture) {
+  std::vector<std::string> found;
+  std::istringstream stream{std::string(architecture)};
+  const std::string beginning = "| `reprise/";
+  for (std::string line; std::getline(stream, line);) {
+    const auto name_end = line.find("` |");
+    if (!starts_with(line, beginning) || name_end == std::string::npos || line.size() < 3) continue;
+    const std::string name = line.substr(beginning.size(), name_end - beginning.size());
+    std::string cell = line.substr(line.rfind('|', line.size() - 2) + 1);
+    std::replace(cell.begin(), cell.end(), ',', ' ');
+    std::replace(cell.begin(), cell.end(), '|', ' ');
+    auto named = words_of(cell);
+    if (named == std::vector<std::string>{"–"}) named.clear();
+    const auto room = table.rooms.find(name);
+    if (room == table.rooms.end() || room->second.rooms != named) found.push_back(line);
+  }
+  return found;
+}
+
 std::vector<Include> includes_of(std::string_view text) {
   std::vector<Include> includes;
   std::istringstream stream{std::string(text)};
@@ -169,19 +190,37 @@ std::vector<std::vector<std::string>> cmake_calls(std::string_view text) {
   for (std::string line; std::getline(stream, line);) plain += line.substr(0, line.find('#')) + "\n";
 
   std::vector<std::vector<std::string>> calls;
+  std::string variable;             // of the foreach around a call
+  std::vector<std::string> values;  // what it runs through
   std::size_t at = 0;
   while (true) {
     const auto open = plain.find('(', at);
     if (open == std::string::npos) break;
     const auto close = plain.find(')', open);
     if (close == std::string::npos) break;
-    auto name = words_of(std::string_view(plain).substr(at, open - at));
+    const auto name = words_of(std::string_view(plain).substr(at, open - at));
     std::string body = plain.substr(open + 1, close - open - 1);
     std::replace(body.begin(), body.end(), '"', ' ');
-    std::vector<std::string> call{name.empty() ? "" : name.back()};
-    for (auto& argument : words_of(body)) call.push_back(std::move(argument));
-    calls.push_back(std::move(call));
+    auto arguments = words_of(body);
     at = close + 1;
+    if (name.empty()) continue;
+
+    if (name.back() == "foreach" && !arguments.empty()) {
+      variable = "${" + arguments[0] + "}";
+      values.assign(arguments.begin() + 1, arguments.end());
+      continue;
+    }
+    if (name.back() == "endforeach") values.clear();
+    std::vector<std::string> call{name.back()};
+    for (const auto& argument : arguments) {
+      const auto in = argument.find(variable);
+      if (values.empty() || in == std::string::npos) {
+        call.push_back(argument);
+        continue;
+      }
+      for (const auto& value : values) call.push_back(std::string(argument).replace(in, variable.size(), value));
+    }
+    calls.push_back(std::move(call));
   }
   return calls;
 }
@@ -271,7 +310,8 @@ std::vector<std::string> plain_mlx_links(const std::vector<SourceFile>& cmake_li
   std::vector<std::string> found;
   for (const auto& list : cmake_lists) {
     for (const auto& call : cmake_calls(list.text)) {
-      auto link = std::find_if(call.begin(), call.end(), [](const std::string& word) { return ends_with(word, "LINK"); });
+      auto link =
+          std::find_if(call.begin(), call.end(), [](const std::string& word) { return ends_with(word, "LINK"); });
       if (call[0] == "target_link_libraries") link = call.begin();
       if (std::find(link, call.end(), "mlx") != call.end()) {
         found.push_back(list.path + ":1: " + call[0] + " links mlx without OpenBLAS: reprise::mlx is meant");

@@ -34,6 +34,9 @@ struct LayerTable {
 // Throws std::runtime_error on a line that cannot be read, an unknown word, or a room that names one not above it.
 LayerTable parse_layers(std::string_view text);
 
+// Rows "| `reprise/ROOM` | … | rooms |" of ARCHITECTURE.md that say something else than the table.
+std::vector<std::string> architecture_mismatches(const LayerTable& table, std::string_view architecture);
+
 struct Include {
   int line;
   std::string name;
@@ -41,7 +44,8 @@ struct Include {
 };
 std::vector<Include> includes_of(std::string_view text);
 
-// What the calls in a CMakeLists.txt say, comments dropped: function name, then its arguments.
+// What the calls in a CMakeLists.txt say, comments dropped: function name, then its arguments. An argument made with
+// the variable of a foreach around it stands once for every value.
 std::vector<std::vector<std::string>> cmake_calls(std::string_view text);
 
 // The files named after HEADERS in reprise_room calls, as paths from the root.

@@ -56,6 +56,11 @@ TEST(Layers, EveryIncludeIsAllowedByTheTable) {
   EXPECT_EQ(lines(include_violations(table, files, public_headers(all_cmake_lists()))), "");
 }
 
+TEST(Layers, ArchitectureMdSaysTheSame) {
+  const auto table = parse_layers(read(kRoot / "tools/layers.txt"));
+  EXPECT_EQ(lines(architecture_mismatches(table, read(kRoot / "ARCHITECTURE.md"))), "");
+}
+
 TEST(Layers, NoRoomShowsMoreThanMlxInItsHeaders) {
   const auto table = parse_layers(read(kRoot / "tools/layers.txt"));
   for (const auto& [name, room] : table.rooms) {
@@ -140,6 +145,13 @@ TEST(IncludeViolations, ARoomWithinARoomHasItsOwnRules) {
   EXPECT_NE(check("reprise/nn/a.cpp", "#include \"reprise/nn/deep/a.h\"\n", {"reprise/nn/deep/a.h"}), "");
 }
 
+TEST(ArchitectureMismatches, AreFound) {
+  const auto found = [](const std::string& text) { return architecture_mismatches(parse_layers(kTable), text).size(); };
+  EXPECT_EQ(found("| `reprise/base` | errors | – |\n| `reprise/nn` | layers | base |\n"), 0u);
+  EXPECT_EQ(found("| `reprise/nn` | layers | – |\n"), 1u);
+  EXPECT_EQ(found("| `reprise/attic` | layers | base |\n"), 1u);
+}
+
 TEST(ParseLayers, ATableThatMakesNoSenseIsRefused) {
   EXPECT_THROW(parse_layers("base: nn | |\nnn: | |\n"), std::runtime_error);
   EXPECT_THROW(parse_layers("base: | json |\n"), std::runtime_error);
@@ -157,14 +169,24 @@ TEST(IncludeCycles, ACycleIsFoundAlsoWithinARoom) {
 
 TEST(UnlistedFiles, ATestThatNobodyBuildsIsFound) {
   const std::vector<SourceFile> lists = {
-      {"tests/nn/CMakeLists.txt", "reprise_test(nn unit\n  SOURCES a_test.cpp ../shared.cpp # b_test.cpp\n  LINK x)\n"}};
+      {"tests/nn/CMakeLists.txt",
+       "reprise_test(nn unit\n  SOURCES a_test.cpp ../shared.cpp # b_test.cpp\n  LINK x)\n"}};
   EXPECT_EQ(lines(unlisted_files(lists, {"tests/nn/a_test.cpp", "tests/nn/b_test.cpp", "tests/shared.cpp"})),
             "tests/nn/b_test.cpp:1: no CMakeLists.txt names this file\n");
 }
 
+TEST(UnlistedFiles, AFileNamedByAForeachIsListed) {
+  const std::vector<SourceFile> lists = {
+      {"examples/CMakeLists.txt",
+       "foreach(example chat trim)\n  add_executable(x_${example} ${example}.cpp)\nendforeach()\n"}};
+  EXPECT_EQ(lines(unlisted_files(lists, {"examples/chat.cpp", "examples/trim.cpp", "examples/other.cpp"})),
+            "examples/other.cpp:1: no CMakeLists.txt names this file\n");
+}
+
 TEST(PublicHeaders, AreThoseOfTheFileSet) {
   const std::vector<SourceFile> lists = {
-      {"reprise/nn/CMakeLists.txt", "reprise_room(nn\n  SOURCES a.cpp secret.h\n  HEADERS rope.h masks.h\n  LINK mlx)\n"}};
+      {"reprise/nn/CMakeLists.txt",
+       "reprise_room(nn\n  SOURCES a.cpp secret.h\n  HEADERS rope.h masks.h\n  LINK mlx)\n"}};
   EXPECT_EQ(public_headers(lists), (std::set<std::string>{"reprise/nn/rope.h", "reprise/nn/masks.h"}));
 }
 
