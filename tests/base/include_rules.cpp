@@ -154,6 +154,7 @@ std::vector<std::string> architecture_mismatches(const LayerTable& table, std::s
     const auto name_end = line.find("` |");
     if (!starts_with(line, beginning) || name_end == std::string::npos || line.size() < 3) continue;
     const std::string name = line.substr(beginning.size(), name_end - beginning.size());
+    if (name.find('`') != std::string::npos) continue;  // several rooms in one row
     std::string cell = line.substr(line.rfind('|', line.size() - 2) + 1);
     std::replace(cell.begin(), cell.end(), ',', ' ');
     std::replace(cell.begin(), cell.end(), '|', ' ');
