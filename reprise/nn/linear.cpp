@@ -2,19 +2,37 @@
 
 #include <utility>
 
+#include "mlx/device.h"
 #include "mlx/ops.h"
 
 namespace reprise {
 
 namespace mx = mlx::core;
 
+namespace {
+
+// MLX's CPU quantised product is scalar code whose cost grows with the rows; unpacking the weight once and multiplying it
+// by BLAS costs as much as this many rows.
+constexpr std::size_t kRowsWorthUnpacking = 8;
+
+bool worth_unpacking(const mx::array& x) {
+  return x.size() >= kRowsWorthUnpacking * static_cast<std::size_t>(x.shape(-1)) && x.dtype() == mx::float32 &&
+         mx::default_device() == mx::Device::cpu;
+}
+
+}  // namespace
+
 mx::array multiply_transposed(const mx::array& x, const Weight& weight) {
   if (const auto* dense = std::get_if<DenseWeight>(&weight)) {
     return mx::matmul(x, mx::transpose(mx::astype(*dense, x.dtype())));
   }
   const auto& w = std::get<QuantizedWeight>(weight);
-  return mx::quantized_matmul(x, w.packed, mx::astype(w.scales, x.dtype()), mx::astype(w.biases, x.dtype()),
-                              /*transpose=*/true, w.group_size, w.bits);
+  const auto scales = mx::astype(w.scales, x.dtype());
+  const auto biases = mx::astype(w.biases, x.dtype());
+  if (worth_unpacking(x)) {
+    return mx::matmul(x, mx::transpose(mx::dequantize(w.packed, scales, biases, w.group_size, w.bits)));
+  }
+  return mx::quantized_matmul(x, w.packed, scales, biases, /*transpose=*/true, w.group_size, w.bits);
 }
 
 Linear::Linear(Weight weight, std::optional<mx::array> bias) : weight_(std::move(weight)), bias_(std::move(bias)) {}
