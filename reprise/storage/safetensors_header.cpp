@@ -262,6 +262,9 @@ SafetensorsHeader parse_safetensors_header(std::span<const std::byte> head, std:
   const auto* text = reinterpret_cast<const char*>(head.data()) + kLengthBytes;
   if (length == 0 || text[0] != '{') corrupt(source, "the header does not begin with '{'");
 
+  // The JSON parser would take a NUL for the end of the text.
+  if (std::memchr(text, 0, length) != nullptr) corrupt(source, "header: no JSON: it holds a NUL");
+
   HeaderParser parser;
   if (!json::sax_parse(text, text + length, &parser)) corrupt(source, "header: " + parser.failure);
 
