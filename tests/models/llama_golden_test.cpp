@@ -35,7 +35,7 @@ TEST_P(LlamaGolden, EveryScenarioOverItsOwnCachesEqualsTheOracle) {
   // "hf" beneath a folder holds the same weights as the original checkpoint lays them out.
   const fs::path folder = test::kit_folder() / GetParam();
   const fs::path expected = folder.filename() == "hf" ? folder.parent_path() : folder;
-  if (!fs::exists(expected / "expected.json")) GTEST_SKIP() << "no kit at " << expected;
+  if (!fs::exists(folder / "config.json")) GTEST_SKIP() << "no kit at " << folder;
   const auto kit = test::read_kit(expected);
   const auto model = make_model(read_model_files(folder));
   ASSERT_FALSE(kit.scenarios.empty());
