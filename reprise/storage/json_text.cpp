@@ -73,9 +73,11 @@ class AddedTokensParser final : public json::json_sax_t {
     return true;
   }
   bool end_object() override {
-    if (in_token() && content_ && id_) tokens.emplace(*content_, *id_);
-    content_.reset();
-    id_.reset();
+    if (in_token()) {
+      if (content_ && id_) tokens.emplace(*content_, *id_);
+      content_.reset();
+      id_.reset();
+    }
     --depth_;
     return true;
   }

@@ -49,7 +49,10 @@ class TemporaryFolder {
 };
 
 inline void write_text(const std::filesystem::path& file, const std::string& text) {
-  std::ofstream(file, std::ios::binary | std::ios::trunc) << text;
+  // A new file: some file systems write one that was cut and filled again to the disk at once, which takes
+  // milliseconds.
+  std::filesystem::remove(file);
+  std::ofstream(file, std::ios::binary) << text;
 }
 
 inline std::string read_text(const std::filesystem::path& file) {
