@@ -20,7 +20,7 @@ changed_sources() {
 
 format() {
   clang_tools git clang-format
-  cd "$root"
+  cd "$root" || return
   tracked_sources | xargs clang-format -i
 }
 
@@ -28,7 +28,7 @@ format() {
 lint() {
   clang_tools git clang-format clang-tidy
   build dev base_unit_tests
-  cd "$root"
+  cd "$root" || return
   local failed=0 sources
   say "clang-format"
   tracked_sources | xargs clang-format --dry-run -Werror || failed=1
@@ -40,7 +40,7 @@ lint() {
     sources=$(changed_sources)
   fi
   if [ -n "$sources" ]; then
-    say "clang-tidy:" $(echo "$sources" | wc -l) "files"
+    say "clang-tidy: $(echo "$sources" | wc -l) files"
     echo "$sources" | xargs -n 1 -P "$(getconf _NPROCESSORS_ONLN)" clang-tidy --quiet -p build/dev 2>/dev/null || failed=1
   fi
   if [ $failed != 0 ]; then die "lint found something; ./run format mends the formatting"; fi
