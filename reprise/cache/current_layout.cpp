@@ -27,12 +27,12 @@ void encode(const State& state, const std::string& path, FileContent& content, s
 
 // Tensor name → kind, from the pairs `<k>.0` and `<k>.1` of part 2.
 std::map<std::string, std::string> read_kinds(const TextMap& metadata, const Tensors& tensors) {
-  PathTree<std::string> pairs;
+  PathTree<std::string> tree;
   for (const auto& [key, value] : metadata) {
-    if (key.starts_with("2.") && key != kSentinelKey) pairs.insert(std::string_view(key).substr(2), value);
+    if (key.starts_with("2.") && key != kSentinelKey) tree.insert(key, value);
   }
   std::map<std::string, std::string> kinds;
-  for (const auto& [k, pair] : pairs.items()) {
+  for (const auto& [k, pair] : tree.item(2).items()) {
     const auto& members = pair.items();
     const bool is_pair = members.size() == 2 && members.contains(0) && members.contains(1) && members.at(0).leaf() &&
                          members.at(1).leaf();
@@ -77,21 +77,21 @@ ParsedFile parse_current(const Tensors& tensors, const TextMap& metadata) {
   for (std::string& name : read_class_names(metadata, "1.")) file.layers.push_back({std::move(name), {}, {}});
 
   const auto kinds = read_kinds(metadata, tensors);
-  std::vector<PathTree<State>> states(file.layers.size());
+  PathTree<State> states;
   for (const auto& [name, tensor] : tensors) {
     const auto [first, rest] = split_first(name);
     const std::optional<std::size_t> layer = parse_index(first);
     if (!layer || !rest) fail_path(name, "a tensor must be named by its layer and item");
-    if (*layer >= states.size()) {
+    if (*layer >= file.layers.size()) {
       file.extra.emplace(name, tensor);
       continue;
     }
     const auto kind = kinds.find(name);
-    states[*layer].insert(*rest, kind == kinds.end() ? State(tensor) : decode_leaf(name, kind->second, tensor));
+    states.insert(name, kind == kinds.end() ? State(tensor) : decode_leaf(name, kind->second, tensor));
   }
-  for (std::size_t layer = 0; layer < states.size(); ++layer) {
-    file.layers[layer].state = states[layer].convert<State>([](const State& leaf) { return leaf; },
-                                                            [](State::List items) { return State(std::move(items)); });
+  for (std::size_t layer = 0; layer < file.layers.size(); ++layer) {
+    file.layers[layer].state = states.item(layer).convert<State>(
+        [](const State& leaf) { return leaf; }, [](State::List items) { return State(std::move(items)); });
   }
   return file;
 }

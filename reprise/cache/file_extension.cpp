@@ -90,14 +90,16 @@ void add_extension(const PromptCacheExtension& extension, std::size_t num_layers
   if (!extension.model_fingerprint.empty()) json[kFingerprintMember] = extension.model_fingerprint;
   if (!extension.app_json.empty()) {
     if (!is_json_object(extension.app_json)) {
-      throw Error(ErrorCode::invalid_argument, "[save_prompt_cache] app_json must be a JSON object, but got something else");
+      throw Error(ErrorCode::invalid_argument,
+                  "[save_prompt_cache] app_json must be a JSON object, but got something else");
     }
     json[kAppMember] = extension.app_json;
   }
   try {
     content.metadata[kSentinelKey] = json.dump();
   } catch (const Json::exception&) {
-    throw Error(ErrorCode::invalid_argument, "[save_prompt_cache] the extension's texts must be UTF-8, but got other bytes");
+    throw Error(ErrorCode::invalid_argument,
+                "[save_prompt_cache] the extension's texts must be UTF-8, but got other bytes");
   }
 }
 
@@ -112,7 +114,8 @@ PromptCacheExtension read_extension(const ParsedFile& file) {
     throw Error(ErrorCode::unsupported, "[load_prompt_cache] the extension must be of version " +
                                             std::to_string(kVersion) + ", but got " + version->dump());
   }
-  if (const std::string* fingerprint = string_member(json, kFingerprintMember)) extension.model_fingerprint = *fingerprint;
+  if (const std::string* fingerprint = string_member(json, kFingerprintMember))
+    extension.model_fingerprint = *fingerprint;
   if (const std::string* app = string_member(json, kAppMember)) {
     if (!is_json_object(*app)) fail("member app must hold a JSON object", "something else");
     extension.app_json = *app;
@@ -152,7 +155,8 @@ std::string compute_digest(const SafetensorsHeader& header, const Tensors& tenso
     input.number(record.end);
   }
   TextMap metadata = header.metadata;
-  if (const auto sentinel = metadata.find(kSentinelKey); sentinel != metadata.end() && sentinel->second.starts_with('{')) {
+  if (const auto sentinel = metadata.find(kSentinelKey);
+      sentinel != metadata.end() && sentinel->second.starts_with('{')) {
     if (const auto digest = stated_digest(sentinel->second)) {
       sentinel->second.replace(sentinel->second.find(*digest), kDigestDigits, kNoDigest);
     }

@@ -11,7 +11,8 @@ namespace reprise::internal {
 ParsedFile parse_file(const Tensors& tensors, const TextMap& metadata) {
   const auto sentinel = metadata.find(kSentinelKey);
   if (sentinel == metadata.end()) {
-    throw Error(ErrorCode::corrupt_data, "[load_prompt_cache] a prompt cache has metadata \"2.0\", but got a file without it");
+    throw Error(ErrorCode::corrupt_data,
+                "[load_prompt_cache] a prompt cache has metadata \"2.0\", but got a file without it");
   }
   const bool is_current = sentinel->second.empty() || sentinel->second.front() == '{';
   return is_current ? parse_current(tensors, metadata) : parse_legacy(tensors, metadata);
@@ -19,7 +20,8 @@ ParsedFile parse_file(const Tensors& tensors, const TextMap& metadata) {
 
 std::vector<std::string> read_class_names(const TextMap& metadata, const std::string& prefix) {
   std::map<std::size_t, std::string> names;
-  for (auto entry = metadata.lower_bound(prefix); entry != metadata.end() && entry->first.starts_with(prefix); ++entry) {
+  for (auto entry = metadata.lower_bound(prefix); entry != metadata.end() && entry->first.starts_with(prefix);
+       ++entry) {
     const auto layer = parse_index(std::string_view(entry->first).substr(prefix.size()));
     if (!layer) fail_path(entry->first, "a class name must be at a layer's index");
     names.emplace(*layer, entry->second);

@@ -187,7 +187,8 @@ KeysValues KVCache::update_and_fetch(const mx::array& keys, const mx::array& val
 
 KeysValues KVCache::keys_and_values() const {
   if (empty()) {
-    throw Error(ErrorCode::failed_precondition, "[KVCache::keys_and_values] a filled cache is needed, but got an empty one");
+    throw Error(ErrorCode::failed_precondition,
+                "[KVCache::keys_and_values] a filled cache is needed, but got an empty one");
   }
   return DenseKV{first_columns(*keys_, offset_), first_columns(*values_, offset_)};
 }

@@ -26,7 +26,8 @@ mx::array cast(const mx::array& x, mx::Dtype dtype) { return x.dtype() == dtype 
 }  // namespace
 
 std::unique_ptr<LayerCache> LayerCache::to_quantized(int, int) const {
-  throw Error(ErrorCode::unsupported, "[LayerCache::to_quantized] a quantised class is needed, but got " + class_name());
+  throw Error(ErrorCode::unsupported,
+              "[LayerCache::to_quantized] a quantised class is needed, but got " + class_name());
 }
 
 mx::array AttentionCache::attend(const mx::array& queries, const mx::array& keys, const mx::array& values,

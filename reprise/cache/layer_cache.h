@@ -85,10 +85,9 @@ class AttentionCache : public LayerCache {
   // Mask for N new tokens, asked before their update. Throws: invalid_argument for N < 1 or window < 1.
   virtual Mask make_mask(int N, const MaskOptions& options = {}) const = 0;
 
-  // Rotates q and k at offset(), stores k and v (in the stored rows' dtype), returns attention over all of it. A call that
-  // throws has stored nothing.
-  // q [B, H, L, D], k [B, Hkv, L, D], v [B, Hkv, L, Dv]. Returns: [B, H, L, Dv] in q's dtype.
-  // The default is made of the parts; a class overrides it where a fused kernel exists, with equal results.
+  // Rotates q and k at offset(), stores k and v (in the stored rows' dtype), returns attention over all of it. A call
+  // that throws has stored nothing. q [B, H, L, D], k [B, Hkv, L, D], v [B, Hkv, L, Dv]. Returns: [B, H, L, Dv] in q's
+  // dtype. The default is made of the parts; a class overrides it where a fused kernel exists, with equal results.
   virtual mlx::core::array attend(const mlx::core::array& queries, const mlx::core::array& keys,
                                   const mlx::core::array& values, const AttentionOptions& options);
 

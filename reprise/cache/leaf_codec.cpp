@@ -64,19 +64,22 @@ void append_utf8(std::string& text, char32_t point) {
 }
 
 mx::array encode_integer(std::int64_t value) {
-  const bool fits = value >= std::numeric_limits<std::int32_t>::min() && value <= std::numeric_limits<std::int32_t>::max();
+  const bool fits =
+      value >= std::numeric_limits<std::int32_t>::min() && value <= std::numeric_limits<std::int32_t>::max();
   return fits ? mx::array(static_cast<std::int32_t>(value), mx::int32) : mx::array(value, mx::int64);
 }
 
 mx::array encode_string(const std::string& text) {
   const auto points = code_points(text);
-  if (!points) throw Error(ErrorCode::invalid_argument, "[save_prompt_cache] a string in a state must be UTF-8, but got other bytes");
+  if (!points)
+    throw Error(ErrorCode::invalid_argument,
+                "[save_prompt_cache] a string in a state must be UTF-8, but got other bytes");
   return mx::array(points->begin(), mx::Shape{static_cast<mx::ShapeElem>(points->size())}, mx::int32);
 }
 
 [[noreturn]] void fail(const std::string& name, const std::string& what, const mx::array& tensor) {
-  throw Error(ErrorCode::corrupt_data, "[load_prompt_cache] tensor \"" + name + "\" must be " + what + ", but got " +
-                                           describe(State(tensor)));
+  throw Error(ErrorCode::corrupt_data,
+              "[load_prompt_cache] tensor \"" + name + "\" must be " + what + ", but got " + describe(State(tensor)));
 }
 
 State decode_scalar(const std::string& name, const mx::array& tensor) {

@@ -34,12 +34,12 @@ void encode(const Meta& meta, const std::string& path, TextMap& metadata) {
   }
 }
 
-// The layer that a path belongs to, and the rest.
-std::pair<std::size_t, std::string_view> split_layer(std::string_view path, std::size_t num_layers) {
+// The path is one of a layer of the file and of something in it, or of the layer itself where `alone` allows that.
+void check_layer(std::string_view name, std::string_view path, std::size_t num_layers, bool alone) {
   const auto [first, rest] = split_first(path);
   const std::optional<std::size_t> layer = parse_index(first);
-  if (!layer || *layer >= num_layers) fail_path(path, "a name must begin with a layer of the file");
-  return {*layer, rest.value_or(std::string_view())};
+  if (!layer || *layer >= num_layers) fail_path(name, "a name must begin with a layer of the file");
+  if (!rest && !alone) fail_path(name, "a tensor must be named by its layer and item");
 }
 
 }  // namespace
@@ -65,33 +65,26 @@ ParsedFile parse_legacy(const Tensors& tensors, const TextMap& metadata) {
   for (std::string& name : read_class_names(metadata, "2.")) file.layers.push_back({std::move(name), {}, {}});
   const std::size_t num_layers = file.layers.size();
 
-  std::vector<PathTree<std::string>> metas(num_layers);
+  PathTree<std::string> metas;
   for (const auto& [key, value] : metadata) {
     const auto [part, rest] = split_first(key);
     if (!rest || (part != "0" && part != "1" && part != "2")) fail_path(key, "metadata must be in part 0, 1 or 2");
     if (part == "1") {
       file.user_metadata.emplace(*rest, value);
     } else if (part == "0") {
-      const auto [layer, path] = split_layer(*rest, num_layers);
-      if (path.empty()) {
-        file.layers[layer].meta = Meta(value);
-      } else {
-        metas[layer].insert(path, value);
-      }
+      check_layer(key, *rest, num_layers, true);
+      metas.insert(key, value);
     }
   }
-  std::vector<PathTree<State>> states(num_layers);
+  PathTree<State> states;
   for (const auto& [name, tensor] : tensors) {
-    const auto [layer, path] = split_layer(name, num_layers);
-    if (path.empty()) fail_path(name, "a tensor must be named by its layer and item");
-    states[layer].insert(path, State(tensor));
+    check_layer(name, name, num_layers, false);
+    states.insert(name, State(tensor));
   }
   for (std::size_t layer = 0; layer < num_layers; ++layer) {
-    file.layers[layer].state = states[layer].convert<State>([](const State& leaf) { return leaf; },
-                                                            [](State::List items) { return State(std::move(items)); });
-    if (metas[layer].items().empty()) continue;
-    if (!file.layers[layer].meta.as_string()->empty()) fail_path("0." + std::to_string(layer), "a list must not be a leaf");
-    file.layers[layer].meta = metas[layer].convert<Meta>(
+    file.layers[layer].state = states.item(layer).convert<State>(
+        [](const State& leaf) { return leaf; }, [](State::List items) { return State(std::move(items)); });
+    file.layers[layer].meta = metas.item(0).item(layer).convert<Meta>(
         [](const std::string& text) { return Meta(text); },
         [](Meta::List items) { return items.empty() ? Meta() : Meta(std::move(items)); });
   }

@@ -27,8 +27,7 @@ std::vector<std::string> split_path(std::string_view path);
 template <typename Leaf>
 class PathTree {
  public:
-  // `path` is relative to this node. Throws: corrupt_data for a component that is no index, and for a path that is both
-  // a leaf and a list.
+  // Throws: corrupt_data for a component that is no index, and for a path that is both a leaf and a list.
   void insert(std::string_view path, Leaf leaf) {
     PathTree* node = this;
     for (const std::string& component : split_path(path)) {
@@ -43,6 +42,13 @@ class PathTree {
 
   const std::optional<Leaf>& leaf() const { return leaf_; }
   const std::map<std::size_t, PathTree>& items() const { return items_; }
+
+  // The item at `index`; a node without leaf and items when there is none.
+  const PathTree& item(std::size_t index) const {
+    static const PathTree nothing;
+    const auto found = items_.find(index);
+    return found == items_.end() ? nothing : found->second;
+  }
 
   // The tree as nested values: `to_leaf(Leaf)` and `to_list(std::vector<Value>)` make a Value.
   template <typename Value, typename ToLeaf, typename ToList>

@@ -117,13 +117,15 @@ void check_prompt_cache(const PromptCache& cache, std::optional<int> expected) {
     try {
       cache_from_state(cache[layer].class_name(), cache[layer].state());
     } catch (const Error& error) {
-      throw Error(ErrorCode::failed_precondition, "[check_prompt_cache] " + layer_name(cache, layer) + ": " + error.what());
+      throw Error(ErrorCode::failed_precondition,
+                  "[check_prompt_cache] " + layer_name(cache, layer) + ": " + error.what());
     }
     const std::optional<int> position = cache[layer].position();
     if (!position) continue;
     if (expected && *position != *expected) {
-      throw Error(ErrorCode::failed_precondition, "[check_prompt_cache] " + layer_name(cache, layer) + " must be at position " +
-                                                      std::to_string(*expected) + ", but got " + std::to_string(*position));
+      throw Error(ErrorCode::failed_precondition, "[check_prompt_cache] " + layer_name(cache, layer) +
+                                                      " must be at position " + std::to_string(*expected) +
+                                                      ", but got " + std::to_string(*position));
     }
     if (!first) {
       first = layer;

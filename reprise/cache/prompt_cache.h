@@ -27,8 +27,8 @@ class PromptCache {
   // Puts another cache in the layer's place (quantisation in the middle of an answer).
   void replace(std::size_t layer, std::unique_ptr<LayerCache> cache) { layers_.at(layer) = std::move(cache); }
 
-  // The layer as the class a model needs. Throws: invalid_argument when there is no such layer or it is of another class
-  // (a cache that was loaded for another model).
+  // The layer as the class a model needs. Throws: invalid_argument when there is no such layer or it is of another
+  // class (a cache that was loaded for another model).
   template <typename Cache>
   Cache& at(std::size_t layer) {
     if (auto* cache = layer < layers_.size() ? dynamic_cast<Cache*>(layers_[layer].get()) : nullptr) return *cache;

@@ -63,7 +63,8 @@ FileContent encode(const PromptCache& cache, const std::map<std::string, std::st
   }
   const PromptCacheExtension& extension = options.extension;
   if (extension.tokens || !extension.model_fingerprint.empty() || !extension.app_json.empty()) {
-    throw Error(ErrorCode::unsupported, "[save_prompt_cache] the legacy layout must be without an extension, but got one");
+    throw Error(ErrorCode::unsupported,
+                "[save_prompt_cache] the legacy layout must be without an extension, but got one");
   }
   return internal::encode_legacy(records, metadata);
 }
@@ -81,7 +82,8 @@ void check_digest(const std::string& actual, const std::optional<std::string>& e
                   const std::optional<std::string>& stated) {
   for (const auto* wanted : {&expected, &stated}) {
     if (!*wanted || actual == **wanted) continue;
-    throw Error(ErrorCode::corrupt_data, "[load_prompt_cache] the content's digest must be " + **wanted + ", but got " + actual);
+    throw Error(ErrorCode::corrupt_data,
+                "[load_prompt_cache] the content's digest must be " + **wanted + ", but got " + actual);
   }
 }
 
@@ -89,7 +91,8 @@ void check_digest(const std::string& actual, const std::optional<std::string>& e
 LoadedPromptCache decode(const Safetensors& file, const std::optional<std::string>& expected_digest) {
   ParsedFile parsed = internal::parse_file(file.tensors, file.header.metadata);
   const std::optional<std::string> stated = internal::stated_digest(parsed.sentinel);
-  if (expected_digest || stated) check_digest(internal::compute_digest(file.header, file.tensors), expected_digest, stated);
+  if (expected_digest || stated)
+    check_digest(internal::compute_digest(file.header, file.tensors), expected_digest, stated);
   LoadedPromptCache loaded;
   loaded.layout = parsed.layout;
   loaded.extension = internal::read_extension(parsed);
@@ -107,7 +110,8 @@ LoadedPromptCache decode(const Safetensors& file, const std::optional<std::strin
   return loaded;
 }
 
-LoadedPromptCache read(const std::filesystem::path& file, ReadMode mode, const std::optional<std::string>& expected_digest) {
+LoadedPromptCache read(const std::filesystem::path& file, ReadMode mode,
+                       const std::optional<std::string>& expected_digest) {
   const Safetensors content = read_safetensors(file, mode);
   try {
     return decode(content, expected_digest);
@@ -149,13 +153,15 @@ std::string save_prompt_cache(const std::string& file, const PromptCache& cache,
   if (options.verify) {
     replace.verify = [&](const std::filesystem::path& temporary) { read(temporary, ReadMode::memory_map, digest); };
   }
-  replace_file(target, [&](WritableFile& output) { write(output, header, content.tensors); }, replace);
+  replace_file(
+      target, [&](WritableFile& output) { write(output, header, content.tensors); }, replace);
   return target;
 }
 
 LoadedPromptCache load_prompt_cache_file(const std::string& file) {
   if (!file.ends_with(kSuffix)) {
-    throw Error(ErrorCode::invalid_argument, "[load_prompt_cache] the name must end in .safetensors, but got \"" + file + "\"");
+    throw Error(ErrorCode::invalid_argument,
+                "[load_prompt_cache] the name must end in .safetensors, but got \"" + file + "\"");
   }
   LoadedPromptCache loaded = read(file, ReadMode::copy, std::nullopt);
   loaded.cache.eval();

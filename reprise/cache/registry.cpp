@@ -37,8 +37,9 @@ const CacheClass* find_class(const std::string& name) {
 
 const CacheClass& known_class(const char* function, const std::string& name) {
   if (const CacheClass* found = find_class(name)) return *found;
-  throw Error(ErrorCode::unsupported, std::string("[") + function + "] the cache class must be one that this build knows, " +
-                                          "but got \"" + name + "\"");
+  throw Error(ErrorCode::unsupported, std::string("[") + function +
+                                          "] the cache class must be one that this build knows, " + "but got \"" +
+                                          name + "\"");
 }
 
 }  // namespace

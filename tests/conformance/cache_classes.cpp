@@ -1,0 +1,47 @@
+#include "tests/conformance/cache_classes.h"
+
+#include <stdexcept>
+
+#include "reprise/cache/kv_cache.h"
+
+namespace reprise::conformance {
+
+namespace {
+
+void observe_offset(const LayerCache& cache, Json& out) {
+  if (const auto position = cache.position()) out["offset"] = *position;
+}
+
+std::vector<CacheClass> make_table() {
+  std::vector<CacheClass> table;
+  table.push_back({KVCache::kClassName,
+                   [](const Json&) -> std::unique_ptr<LayerCache> { return std::make_unique<KVCache>(); },
+                   observe_offset});
+  return table;
+}
+
+}  // namespace
+
+const CacheClass& cache_class(const std::string& name) {
+  static const std::vector<CacheClass> table = make_table();
+  for (const CacheClass& entry : table) {
+    if (name == entry.name) return entry;
+  }
+  throw std::runtime_error("not supported: class " + name);
+}
+
+std::unique_ptr<LayerCache> make_cache(const Json& spec) {
+  return cache_class(spec.at("type").get<std::string>()).make(spec.value("args", Json::object()));
+}
+
+Json observe(const LayerCache& cache) {
+  Json out = {{"type", cache.class_name()},
+              {"is_trimmable", cache.is_trimmable()},
+              {"size", cache.size()},
+              {"empty", cache.empty()},
+              {"nbytes", cache.nbytes()}};
+  cache_class(cache.class_name()).observe(cache, out);
+  return out;
+}
+
+}  // namespace reprise::conformance

@@ -1,0 +1,126 @@
+// The driver's steps on whole states: reading, restoring, files, lists.
+#include <atomic>
+#include <filesystem>
+#include <stdexcept>
+
+#include "reprise/base/error.h"
+#include "reprise/cache/prompt_cache_file.h"
+#include "reprise/cache/registry.h"
+#include "tests/conformance/compare.h"
+#include "tests/conformance/driver.h"
+
+namespace reprise::conformance {
+
+namespace {
+
+void note(Observation& out, const std::string& what, const std::string& difference) {
+  if (!difference.empty()) out.defects.push_back(what + " is not the identity: " + difference);
+}
+
+bool holds_arrays_only(const State& state) {
+  if (const auto* list = state.as_list()) {
+    for (const State& item : *list) {
+      if (!holds_arrays_only(item)) return false;
+    }
+    return true;
+  }
+  return state.as_array() != nullptr;
+}
+
+// A folder that goes away with the object.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    static std::atomic<int> counter = 0;
+    path_ = std::filesystem::temp_directory_path() /
+            ("conformance_replay." + std::to_string(reinterpret_cast<std::uintptr_t>(this)) + "." +
+             std::to_string(counter++));
+    if (!std::filesystem::create_directory(path_)) throw std::runtime_error("cannot create " + path_.string());
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+
+  std::string file(const char* name) const { return (path_ / name).string(); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+void compare_caches(Observation& out, const std::string& what, const PromptCache& got, const PromptCache& want) {
+  if (got.size() != want.size()) {
+    out.defects.push_back(what + ": got " + std::to_string(got.size()) + " layers");
+    return;
+  }
+  for (std::size_t i = 0; i < got.size(); ++i)
+    note(out, what, compare_states(got[i].saved_state(), want[i].saved_state()));
+}
+
+}  // namespace
+
+void Driver::read_state(const Json& step, Observation& out) {
+  const LayerCache& cache = target(step);
+  out.state = cache.state();
+  if (!step.value("expect", Json::object()).contains("state_v1")) return;
+  out.legacy_state = cache.legacy_state();
+  out.legacy_meta = cache.legacy_meta();
+  const auto restored = cache_from_legacy(cache.class_name(), *out.legacy_state, *out.legacy_meta);
+  note(out, "the legacy pair", compare_states(restored->legacy_state(), *out.legacy_state));
+}
+
+void Driver::reload(const Json& step, Observation& out) {
+  if (step.contains("path")) throw std::runtime_error("not supported: reload of a child");
+  Slot& entry = slot_of(step);
+  const State before = entry.cache->state();
+  entry.cache = cache_from_state(entry.cache->class_name(), before);
+  note(out, "reload", compare_states(entry.cache->state(), before));
+}
+
+PromptCache Driver::fork_slots(const Json& names) {
+  PromptCache cache;
+  for (const Json& name : names) cache.push_back(slot(name).cache->fork());
+  return cache;
+}
+
+void Driver::trim_list(const Json& step, Observation& out) {
+  PromptCache cache = fork_slots(step.at("list"));
+  out.scalars["can_trim"] = can_trim_prompt_cache(cache);
+  out.scalars["result"] = trim_prompt_cache(cache, step.at("n"));
+  for (std::size_t i = 0; i < cache.size(); ++i) slot(step["list"][i]).cache = cache[i].fork();
+}
+
+void Driver::save_load(const Json& step, Observation& out) {
+  const Json& names = step.at("list");
+  const PromptCache cache = fork_slots(names);
+  const auto metadata = step.value("metadata", Json::object()).get<std::map<std::string, std::string>>();
+  const TemporaryFolder folder;
+
+  const std::string file = save_prompt_cache(folder.file("cache"), cache, metadata);
+  LoadedPromptCache loaded = load_prompt_cache_file(file);
+  std::filesystem::remove(file);
+  compare_caches(out, "save and load", loaded.cache, cache);
+
+  bool legacy_holds_it = true;
+  for (std::size_t i = 0; i < cache.size(); ++i) legacy_holds_it &= holds_arrays_only(cache[i].legacy_state());
+  if (legacy_holds_it) {
+    SaveOptions options;
+    options.layout = PromptCacheLayout::legacy;
+    const LoadedPromptCache legacy =
+        load_prompt_cache_file(save_prompt_cache(folder.file("legacy"), cache, metadata, options));
+    for (std::size_t i = 0; i < cache.size(); ++i) {
+      note(out, "save and load in the legacy layout",
+           compare_states(legacy.cache[i].legacy_state(), cache[i].legacy_state()));
+    }
+    if (legacy.metadata != metadata) out.defects.push_back("the legacy layout changed the metadata");
+  }
+
+  out.scalars["metadata"] = loaded.metadata;
+  out.scalars["result"] = loaded.cache.size();
+  for (std::size_t i = 0; i < loaded.cache.size(); ++i)
+    slots_[names[i].get<std::string>()] = {loaded.cache[i].fork(), true};
+}
+
+}  // namespace reprise::conformance

@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""Makes this folder from the full conformance traces (recorded from mlx-lm 0.32.2 on mlx 0.32.4, CPU).
+
+    python3 make_subset.py FULL_FOLDER
+
+Needs nothing but Python. CHOSEN says which cases of each family are taken: patterns of their names, in the manner of a
+shell. Arrays keep their names; only those that a chosen case uses are copied.
+"""
+import fnmatch
+import json
+import pathlib
+import shutil
+import struct
+import sys
+
+CHOSEN = {
+    "kv": ["kv_alias5_*", "kv_alias255_fork", "kv_empty", "kv_boundary_257", "kv_prefill_decode*", "kv_trim_bfloat16",
+           "kv_trim_to_zero_s1", "kv_trim_exact_256", "kv_trim_negative", "kv_masks_window", "kv_masks_s1",
+           "kv_reload_float16", "kv_save_load_s1", "kv_single_tokens", "kv_copy_independent", "fuzz_kv_1"],
+    "masks": ["*"],
+    "rope": ["default_*", "linear_*", "llama3_*"],
+    "prompt_cache_files": ["kv_metadata_*", "kv_trimmed_*", "kv_float16_*", "metadata_odd_keys_*", "kv_12_layers_v1_*",
+                           "kv4_v1_*"],
+}
+
+
+def read_safetensors(path):
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8:8 + length])
+    return {name: (t, data[8 + length + t["data_offsets"][0]:8 + length + t["data_offsets"][1]])
+            for name, t in header.items() if name != "__metadata__"}
+
+
+def write_safetensors(path, tensors):
+    header, body = {}, b""
+    for name in sorted(tensors):
+        record, data = tensors[name]
+        header[name] = {"dtype": record["dtype"], "shape": record["shape"],
+                        "data_offsets": [len(body), len(body) + len(data)]}
+        body += data
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + body)
+
+
+def strings(value):
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from strings(item)
+
+
+def main():
+    full = pathlib.Path(sys.argv[1])
+    here = pathlib.Path(__file__).resolve().parent
+    index = {}
+    for family, patterns in CHOSEN.items():
+        cases = json.loads((full / f"{family}.json").read_text())
+        chosen = [c for c in cases if any(fnmatch.fnmatchcase(c["name"], p) for p in patterns)]
+        arrays = read_safetensors(full / f"{family}.safetensors")
+        used = set(strings(chosen))
+        write_safetensors(here / f"{family}.safetensors", {n: a for n, a in arrays.items() if n in used})
+        (here / f"{family}.json").write_text(json.dumps(chosen, ensure_ascii=False, separators=(",", ":")) + "\n")
+        index[family] = len(chosen)
+        for case in chosen:
+            if "file" in case:
+                folder = here / "prompt_cache_files"
+                folder.mkdir(exist_ok=True)
+                shutil.copyfile(full / "prompt_cache_files" / case["file"], folder / case["file"])
+    (here / "index.json").write_text(json.dumps(index, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
