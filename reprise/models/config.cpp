@@ -97,22 +97,7 @@ QuantizationSpec spec_of(const Json& object, const QuantizationSpec& otherwise) 
   return {int_of(object, "group_size").value_or(otherwise.group_size), int_of(object, "bits").value_or(otherwise.bits)};
 }
 
-std::string describe(const QuantizationSpec& spec) {
-  return std::to_string(spec.bits) + "-bit, groups of " + std::to_string(spec.group_size);
-}
-
 }  // namespace
-
-std::optional<QuantizationSpec> Quantization::spec_for(const std::string& path) const {
-  const auto exception = layers.find(path);
-  return exception == layers.end() ? default_spec : exception->second;
-}
-
-std::string Quantization::describe() const {
-  if (!default_spec) return "none";
-  const std::string text = internal::describe(*default_spec);
-  return layers.empty() ? text : "mixed (" + text + " in most layers)";
-}
 
 Config::Config(const std::string& json_text) {
   Json json = Json::parse(json_text, nullptr, /*allow_exceptions=*/false);
@@ -170,7 +155,7 @@ RopeOptions Config::rope(int dims) const {
   return options;
 }
 
-Quantization Config::quantization() const {
+QuantizationOverrides Config::quantization_overrides() const {
   const Json& json = document_->json;
   const Json* object = find(json, "quantization");
   if (object == nullptr) object = find(json, "quantization_config");
@@ -179,14 +164,14 @@ Quantization Config::quantization() const {
   if (const auto method = string_of(*object, "quant_method"); method && find(*object, "bits") == nullptr) {
     throw Error(ErrorCode::unsupported, "[Config] quantisation method '" + *method + "' is not supported");
   }
-  Quantization quantization;
-  quantization.default_spec = spec_of(*object, QuantizationSpec{});
+  const QuantizationSpec otherwise = spec_of(*object, QuantizationSpec{});
+  QuantizationOverrides overrides;
   for (const auto& [key, value] : object->items()) {
-    if (value.is_object()) quantization.layers[key] = spec_of(value, *quantization.default_spec);
-    // `true` means the default, as absence does.
-    if (value.is_boolean() && !value.get<bool>()) quantization.layers[key] = std::nullopt;
+    if (value.is_object()) overrides[key] = spec_of(value, otherwise);
+    // `true` means what absence means.
+    if (value.is_boolean() && !value.get<bool>()) overrides[key] = std::nullopt;
   }
-  return quantization;
+  return overrides;
 }
 
 }  // namespace reprise::internal

@@ -18,15 +18,9 @@ struct QuantizationSpec {
   int bits = 4;
 };
 
-// `quantization` of a config: a default and exceptions by layer path ("lm_head", "model.layers.0.self_attn.v_proj").
-struct Quantization {
-  std::optional<QuantizationSpec> default_spec = {};
-  std::map<std::string, std::optional<QuantizationSpec>> layers = {};  // none: kept dense
-
-  std::optional<QuantizationSpec> spec_for(const std::string& path) const;
-  // "none", "4-bit, groups of 32", "mixed (4-bit, groups of 64 in most layers)".
-  std::string describe() const;
-};
+// The exceptions that a config's `quantization` makes by layer path ("lm_head", "model.layers.0.self_attn.v_proj"); none:
+// kept dense. Everything else is told by the shapes of the stored weights.
+using QuantizationOverrides = std::map<std::string, std::optional<QuantizationSpec>>;
 
 class Config {
  public:
@@ -48,7 +42,7 @@ class Config {
   RopeOptions rope(int dims) const;
 
   // From `quantization`, else `quantization_config`. Throws: unsupported for a method or mode that is not MLX's affine.
-  Quantization quantization() const;
+  QuantizationOverrides quantization_overrides() const;
 
  private:
   struct Document;

@@ -144,7 +144,7 @@ class LlamaModel final : public LanguageModel {
 std::unique_ptr<LanguageModel> make_llama(const ModelFiles& files, const ModelOptions& options) {
   const Config json(files.config_json);
   LlamaConfig config(json);
-  WeightReader weights(files.weights, json.quantization(), compute_dtype(options, files.weights));
+  WeightReader weights(files.weights, json.quantization_overrides(), compute_dtype(options, files.weights));
   weights.drop([](const std::string& name) { return name.ends_with("rotary_emb.inv_freq"); });
   const bool tied = json.get_bool("tie_word_embeddings").value_or(!weights.has("lm_head.weight"));
   if (tied) weights.drop([](const std::string& name) { return name.starts_with("lm_head."); });

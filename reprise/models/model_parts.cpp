@@ -62,7 +62,7 @@ ModelInfo model_info(const Config& config, const WeightReader& weights) {
           .vocab_size = config.require_positive_int("vocab_size"),
           .hidden_size = config.require_positive_int("hidden_size"),
           .max_position_embeddings = config.get_int("max_position_embeddings"),
-          .quantization = config.quantization().describe(),
+          .quantization = weights.describe_quantization(),
           .num_parameters = weights.num_parameters(),
           .weights_nbytes = weights.nbytes()};
 }

@@ -1,5 +1,6 @@
 #include "reprise/models/weight_reader.h"
 
+#include <cstdint>
 #include <utility>
 
 #include "mlx/ops.h"
@@ -33,8 +34,8 @@ void check_spec(const std::string& path, const QuantizationSpec& spec, int in) {
 
 }  // namespace
 
-WeightReader::WeightReader(WeightMap weights, Quantization quantization, mx::Dtype dtype)
-    : weights_(std::move(weights)), quantization_(std::move(quantization)), dtype_(dtype) {}
+WeightReader::WeightReader(WeightMap weights, QuantizationOverrides overrides, mx::Dtype dtype)
+    : weights_(std::move(weights)), overrides_(std::move(overrides)), dtype_(dtype) {}
 
 void WeightReader::drop(const std::function<bool(const std::string&)>& useless) {
   std::erase_if(weights_, [&](const auto& entry) { return useless(entry.first); });
@@ -64,20 +65,41 @@ mx::array WeightReader::take(const std::string& name, const mx::Shape& shape) {
   return keep(mx::astype(weight, dtype_));
 }
 
+// A layer that the config does not name is packed as its shapes say: the config's default may be another one.
+QuantizationSpec WeightReader::spec_of(const std::string& path, int in) const {
+  const auto named = overrides_.find(path);
+  if (named != overrides_.end()) {
+    if (!named->second) corrupt("'" + path + "' has scales, but config.json says that it is not quantised");
+    return *named->second;
+  }
+  const auto packed = weights_.find(path + ".weight");
+  if (packed == weights_.end()) corrupt("weight '" + path + ".weight' is missing");
+  const mx::array& scales = weights_.at(path + ".scales");
+  if (packed->second.ndim() != 2 || scales.ndim() != 2 || scales.shape(1) < 1) {
+    corrupt("weight '" + path + "' must be a matrix, but got " + text(packed->second.shape()));
+  }
+  const std::int64_t packed_bits = std::int64_t{packed->second.shape(1)} * 32;
+  return {in / scales.shape(1), static_cast<int>(packed_bits / in)};
+}
+
 Weight WeightReader::take_weight(const std::string& path, int out, int in) {
-  if (!has(path + ".scales")) return take(path + ".weight", {out, in});
-  const auto spec = quantization_.spec_for(path);
-  if (!spec) corrupt("'" + path + "' has scales, but config.json does not say how it is quantised");
-  check_spec(path, *spec, in);
-  mx::array packed = take_as_stored(path + ".weight", {out, in * spec->bits / 32});
+  const std::size_t size = static_cast<std::size_t>(out) * static_cast<std::size_t>(in);
+  if (!has(path + ".scales")) {
+    matrices_["not quantised"] += size;
+    return take(path + ".weight", {out, in});
+  }
+  const QuantizationSpec spec = spec_of(path, in);
+  check_spec(path, spec, in);
+  mx::array packed = take_as_stored(path + ".weight", {out, in * spec.bits / 32});
   if (packed.dtype() != mx::uint32) corrupt("weight '" + path + ".weight' must be uint32, being quantised");
-  const mx::Shape groups = {out, in / spec->group_size};
+  const mx::Shape groups = {out, in / spec.group_size};
   mx::array scales = take_as_stored(path + ".scales", groups);
   mx::array biases = take_as_stored(path + ".biases", groups);
   if (!is_float(scales.dtype()) || !is_float(biases.dtype())) corrupt("scales of '" + path + "' must be of a float type");
-  num_parameters_ += static_cast<std::size_t>(out) * static_cast<std::size_t>(in);
-  return QuantizedWeight{keep(std::move(packed)), keep(std::move(scales)), keep(std::move(biases)), spec->group_size,
-                         spec->bits};
+  num_parameters_ += size;
+  matrices_[std::to_string(spec.bits) + "-bit, groups of " + std::to_string(spec.group_size)] += size;
+  return QuantizedWeight{keep(std::move(packed)), keep(std::move(scales)), keep(std::move(biases)), spec.group_size,
+                         spec.bits};
 }
 
 Linear WeightReader::take_linear(const std::string& path, int out, int in, bool bias) {
@@ -92,6 +114,18 @@ Embedding WeightReader::take_embedding(const std::string& path, int vocab_size, 
 
 RmsNorm WeightReader::take_rms_norm(const std::string& path, int size, float eps) {
   return RmsNorm(take(path + ".weight", {size}), eps);
+}
+
+std::string WeightReader::describe_quantization() const {
+  if (matrices_.empty() || (matrices_.size() == 1 && matrices_.begin()->first == "not quantised")) return "none";
+  if (matrices_.size() == 1) return matrices_.begin()->first;
+  std::size_t total = 0;
+  for (const auto& [kind, size] : matrices_) total += size;
+  std::string out;
+  for (const auto& [kind, size] : matrices_) {
+    out += (out.empty() ? "mixed: " : "; ") + kind + " (" + std::to_string((size * 100 + total / 2) / total) + " %)";
+  }
+  return out;
 }
 
 void WeightReader::finish() {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -18,7 +19,7 @@ namespace reprise::internal {
 class WeightReader {
  public:
   // Dense weights come out in `dtype`; packed weights and their scales stay as stored.
-  WeightReader(WeightMap weights, Quantization quantization, mlx::core::Dtype dtype);
+  WeightReader(WeightMap weights, QuantizationOverrides overrides, mlx::core::Dtype dtype);
 
   bool has(const std::string& name) const { return weights_.count(name) != 0; }
   // Removes the tensors for which `useless` holds: what checkpoints carry and nobody reads.
@@ -39,15 +40,19 @@ class WeightReader {
   mlx::core::Dtype dtype() const { return dtype_; }
   std::size_t num_parameters() const { return num_parameters_; }
   std::size_t nbytes() const { return nbytes_; }
+  // "none", "4-bit, groups of 32", "mixed: 4-bit, groups of 32 (79 %); 8-bit, groups of 32 (21 %)".
+  std::string describe_quantization() const;
 
  private:
+  QuantizationSpec spec_of(const std::string& path, int in) const;
   mlx::core::array take_as_stored(const std::string& name, const mlx::core::Shape& shape);
   mlx::core::array keep(mlx::core::array weight);
 
   WeightMap weights_;
-  Quantization quantization_;
+  QuantizationOverrides overrides_;
   mlx::core::Dtype dtype_;
   std::vector<mlx::core::array> taken_;
+  std::map<std::string, std::size_t> matrices_;  // parameters of the matrices by how they are stored
   std::size_t num_parameters_ = 0;
   std::size_t nbytes_ = 0;
 };

@@ -89,6 +89,27 @@ TEST(MakeModel, EveryDamageIsNamed) {
                  ErrorCode::corrupt_data, "model.layers.0.mlp.up_proj");
 }
 
+TEST(MakeModel, PackingIsReadFromTheShapesWhereTheConfigDoesNotNameTheLayer) {
+  ModelFiles files = tiny_llama();
+  replace(files.config_json, "\"hidden_size\": 16", "\"hidden_size\": 32, \"head_dim\": 8");
+  replace(files.config_json, "true}", "true, \"quantization\": {\"group_size\": 64, \"bits\": 4}}");
+  for (auto& [name, weight] : files.weights) {
+    if (name.find("norm") != std::string::npos) weight = mx::ones({32});
+    if (name.find("embed") != std::string::npos) weight = mx::ones({10, 32});
+    if (name.find("gate") != std::string::npos || name.find("up_proj") != std::string::npos) weight = mx::ones({24, 32});
+    if (name.find("down") != std::string::npos) weight = mx::ones({32, 24});
+    if (name.find("q_proj") != std::string::npos) weight = mx::ones({16, 32});
+    if (name.find("k_proj") != std::string::npos || name.find("v_proj") != std::string::npos) weight = mx::ones({8, 32});
+    if (name.find("o_proj") != std::string::npos) weight = mx::ones({32, 16});
+  }
+  const auto parts = mx::quantize(mx::random::normal({10, 32}), 32, 8);
+  files.weights.insert_or_assign("model.embed_tokens.weight", parts[0]);
+  files.weights.insert_or_assign("model.embed_tokens.scales", parts[1]);
+  files.weights.insert_or_assign("model.embed_tokens.biases", parts[2]);
+  const auto model = make_model(files);
+  EXPECT_NE(model->info().quantization.find("8-bit, groups of 32"), std::string::npos) << model->info().quantization;
+}
+
 TEST(MakeModel, ACacheOfAnotherModelIsRefusedUnchanged) {
   const auto model = make_model(tiny_llama());
   auto cache = make_kv_prompt_cache(2);
