@@ -1,0 +1,127 @@
+// `reprise cache-prompt`: processes a prompt once and keeps what the model remembers of it in a file.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "apps/reprise/command.h"
+#include "apps/reprise/flags.h"
+#include "apps/reprise/interrupts.h"
+#include "apps/reprise/model_path.h"
+#include "apps/reprise/output.h"
+#include "apps/reprise/progress.h"
+#include "apps/reprise/prompt.h"
+#include "mlx/memory.h"
+#include "reprise/base/error.h"
+
+namespace reprise::app {
+namespace {
+
+struct Flags {
+  ModelFlags model;
+  TemplateFlags chat_template;
+  GenerateOptions generate;
+  std::string prompt;
+  std::string prompt_cache_file;
+  std::optional<std::string> eos_token;
+  PromptCacheLayout layout = PromptCacheLayout::current;
+};
+
+// The file cannot be written after minutes of work: better to know before.
+void check_folder(const std::string& file) {
+  if (file.empty()) throw UsageError("--prompt-cache-file must name a file, but got \"\"");
+  const auto folder = std::filesystem::absolute(file).parent_path();
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(folder, ignored)) {
+    throw Error(ErrorCode::not_found, "there is no folder " + folder.string() + " for the prompt cache");
+  }
+}
+
+// mlx-lm reads these as arguments of its tokenizer.
+std::string tokenizer_config(const Flags& flags, const LoadedModel& model) {
+  auto config = nlohmann::json::parse(model.tokenizer_config_json, nullptr, /*allow_exceptions=*/false);
+  if (!config.is_object()) config = nlohmann::json::object();
+  config["trust_remote_code"] = false;
+  if (flags.eos_token) config["eos_token"] = *flags.eos_token;
+  return config.dump();
+}
+
+std::string save(const Flags& flags, const std::string& name, const LoadedModel& model, const RecordedCache& cache,
+                 const OpenPrompt& prompt) {
+  SaveOptions options{.layout = flags.layout};
+  if (flags.layout == PromptCacheLayout::current) {
+    options.extension = {
+        .tokens = cache.tokens, .model_fingerprint = model.fingerprint, .app_json = prompt_text_to_json(prompt.text)};
+  }
+  return save_prompt_cache(flags.prompt_cache_file, cache.cache,
+                           {{"model", name}, {"tokenizer_config", tokenizer_config(flags, model)}}, options);
+}
+
+int run(const Flags& flags) {
+  check_folder(flags.prompt_cache_file);
+  const PromptRequest request{.prompt = flags.prompt == "-" ? read_standard_input() : flags.prompt,
+                              .system_prompt = flags.chat_template.system_prompt,
+                              .tools_json = read_tools(flags.chat_template),
+                              .kwargs_json = flags.chat_template.kwargs_json};
+  const auto name = choose_model(flags.model.model);
+  const auto model = load_model(name, flags.model.load);
+  if (flags.eos_token && !model.tokenizer.token_to_id(*flags.eos_token)) {
+    throw UsageError("--eos-token must be a token of the model, but got \"" + *flags.eos_token + "\"");
+  }
+  const auto prompt = open_prompt(model, request);
+
+  Interrupts interrupts;
+  Progress progress("prefill");
+  auto options = flags.generate;
+  options.max_tokens = 0;
+  options.cancel = interrupts.begin_work();
+  options.on_progress = [&](int done, int total) { progress.update(done, total); };
+  RecordedCache cache{model.model->make_cache(), {}};
+  const auto result = generate(model, prompt.ids, cache, options);
+  interrupts.end_work();
+  progress.finish();
+  if (result.finish_reason == FinishReason::cancelled) {
+    print_error("cache-prompt", "interrupted: nothing is saved");
+    return kInterrupted;
+  }
+  char text[128];
+  std::snprintf(text, sizeof text, "Processed %d tokens (%.2f tokens-per-sec)\nPeak memory: %.3f GB",
+                result.stats.prompt_tokens, result.stats.prefill_tps(),
+                static_cast<double>(mlx::core::get_peak_memory()) / 1e9);
+  print_note(text);
+  print_note("Saved " + save(flags, name, model, cache, prompt));
+  return kDone;
+}
+
+}  // namespace
+
+void add_cache_prompt(CLI::App& app, Action& chosen) {
+  auto* command = app.add_subcommand("cache-prompt", "Processes a prompt and saves its cache for `generate`");
+  auto flags = std::make_shared<Flags>();
+  add_model_flags(*command, flags->model);
+  command
+      ->add_option("--prompt,-p", flags->prompt, "The beginning of the user's message; - reads it from standard input")
+      ->required()
+      ->type_name("");
+  command->add_option("--prompt-cache-file", flags->prompt_cache_file, "The file to save to (.safetensors)")
+      ->required()
+      ->type_name("");
+  add_text_flag(*command, {"--eos-token", "A token that ends answers, recorded in the file"}, flags->eos_token);
+  add_flag_with_value(*command,
+                      {"--cache-format", "current, or legacy for mlx-lm before 0.32 and mlx-swift-lm [current]"},
+                      [flags](const std::string& text) {
+                        if (text != "current" && text != "legacy") {
+                          throw UsageError("--cache-format must be current or legacy, but got \"" + text + "\"");
+                        }
+                        flags->layout = text == "legacy" ? PromptCacheLayout::legacy : PromptCacheLayout::current;
+                      });
+  add_template_flags(*command, flags->chat_template);
+  add_prefill_flag(*command, flags->generate);
+  add_compatibility_flags(*command);
+  add_later_flags(*command,
+                  {"--adapter-path", "--max-kv-size", "--kv-bits", "--kv-group-size", "--quantized-kv-start"});
+  command->callback([flags, &chosen] { chosen = [flags] { return run(*flags); }; });
+}
+
+}  // namespace reprise::app

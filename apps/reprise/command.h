@@ -1,0 +1,20 @@
+// The subcommands of `reprise`: each adds its flags to the command line and, when chosen, leaves what is to be run.
+#pragma once
+
+#include <functional>
+
+namespace CLI {
+class App;
+}
+
+namespace reprise::app {
+
+// Returns: the program's exit code. Throws: UsageError (exit code 2), OutputClosed (a clean end), others (exit code 1).
+using Action = std::function<int()>;
+
+void add_chat(CLI::App& app, Action& chosen);
+void add_generate(CLI::App& app, Action& chosen);
+void add_cache_prompt(CLI::App& app, Action& chosen);
+void add_inspect(CLI::App& app, Action& chosen);
+
+}  // namespace reprise::app

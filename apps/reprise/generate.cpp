@@ -1,0 +1,124 @@
+// `reprise generate`: one prompt, one answer.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "apps/reprise/command.h"
+#include "apps/reprise/flags.h"
+#include "apps/reprise/interrupts.h"
+#include "apps/reprise/model_path.h"
+#include "apps/reprise/numbers.h"
+#include "apps/reprise/output.h"
+#include "apps/reprise/progress.h"
+#include "apps/reprise/prompt.h"
+#include "mlx/memory.h"
+
+namespace reprise::app {
+namespace {
+
+struct Flags {
+  ModelFlags model;
+  GenerationFlags generation;
+  TemplateFlags chat_template;
+  std::string prompt = "hello";
+  std::optional<std::string> prefill_response;
+  std::optional<std::string> prompt_cache_file;
+  bool ignore_chat_template = false;
+  bool verbose = true;
+};
+
+std::string with_suffix(const std::string& file) {
+  return file.ends_with(".safetensors") ? file : file + ".safetensors";
+}
+
+// The end token that the cache was made with ends this answer too.
+void take_tokenizer_settings(const LoadedPromptCache& stored, const LoadedModel& model, GenerateOptions& options) {
+  const auto found = stored.metadata.find("tokenizer_config");
+  if (found == stored.metadata.end()) return;
+  const auto config = nlohmann::json::parse(found->second, nullptr, /*allow_exceptions=*/false);
+  if (!config.is_object() || !config.contains("eos_token") || !config["eos_token"].is_string()) return;
+  const auto id = model.tokenizer.token_to_id(config["eos_token"].get<std::string>());
+  if (id) options.stop_tokens.push_back(*id);
+}
+
+void print_summary(const GenerateStats& stats) {
+  char text[256];
+  std::snprintf(text, sizeof text,
+                "Prompt: %d tokens (%d cached), %.3f tokens-per-sec\nGeneration: %d tokens, %.3f tokens-per-sec\n"
+                "Peak memory: %.3f GB",
+                stats.prompt_tokens, stats.cached_tokens, stats.prefill_tps(), stats.completion_tokens,
+                stats.decode_tps(), static_cast<double>(mlx::core::get_peak_memory()) / 1e9);
+  print_note(text);
+}
+
+int run(const Flags& flags) {
+  const auto prompt = unescape(flags.prompt);
+  const PromptRequest request{.prompt = prompt == "-" ? read_standard_input() : prompt,
+                              .system_prompt = flags.chat_template.system_prompt,
+                              .prefill_response = flags.prefill_response,
+                              .ignore_chat_template = flags.ignore_chat_template,
+                              .tools_json = read_tools(flags.chat_template),
+                              .kwargs_json = flags.chat_template.kwargs_json};
+  std::optional<LoadedPromptCache> stored;
+  if (flags.prompt_cache_file) stored = load_prompt_cache_file(with_suffix(*flags.prompt_cache_file));
+  const auto name = stored ? model_of_cache(*stored, flags.model.model) : choose_model(flags.model.model);
+  const auto model = load_model(name, flags.model.load);
+  auto options = finish_generation_flags(flags.generation, model);
+
+  ContinuedPrompt prepared{{model.model->make_cache(), {}}, {}};
+  if (stored) {
+    check_model_of_cache(*stored, model);
+    take_tokenizer_settings(*stored, model, options);
+    prepared = continue_prompt(std::move(*stored), model, request);
+  } else {
+    prepared.ids = encode_prompt(model, request);
+  }
+
+  Interrupts interrupts;
+  Progress progress("prefill");
+  options.cancel = interrupts.begin_work();
+  options.on_progress = [&](int done, int total) {
+    progress.update(done, total);
+    if (done == total) progress.finish();
+  };
+  if (flags.verbose) {
+    options.on_text = [&](std::string_view text) {
+      progress.finish();
+      write_answer(text);
+    };
+  }
+  const auto result = generate(model, prepared.ids, prepared.cache, options);
+  interrupts.end_work();
+  progress.finish();
+  write_answer(flags.verbose ? "\n" : result.text + "\n");
+  if (flags.verbose) print_summary(result.stats);
+  if (flags.generation.stats) print_note(stats_line(result.stats));
+  return result.finish_reason == FinishReason::cancelled ? kInterrupted : kDone;
+}
+
+}  // namespace
+
+void add_generate(CLI::App& app, Action& chosen) {
+  auto* command = app.add_subcommand("generate", "Answers one prompt");
+  auto flags = std::make_shared<Flags>();
+  flags->generation.options.max_tokens = 100;
+  add_model_flags(*command, flags->model);
+  add_flag_with_value(*command, {"-p,--prompt", "The user's message; - reads it from standard input [hello]"},
+                      [flags](const std::string& text) { flags->prompt = text; });
+  add_text_flag(*command, {"--prefill-response", "Beginning of the answer, which the model continues"},
+                flags->prefill_response);
+  add_text_flag(*command, {"--prompt-cache-file", "Continues the prompt that cache-prompt stored in this file"},
+                flags->prompt_cache_file);
+  command->add_flag("--ignore-chat-template", flags->ignore_chat_template, "Takes the prompt as plain text");
+  add_flag_with_value(*command, {"--verbose", "false: prints the answer only, when it is complete [true]"},
+                      [flags](const std::string& text) { flags->verbose = str2bool(text); });
+  add_template_flags(*command, flags->chat_template);
+  add_generation_flags(*command, flags->generation);
+  add_compatibility_flags(*command);
+  add_later_flags(*command, {"--adapter-path", "--max-kv-size", "--kv-bits", "--kv-group-size", "--quantized-kv-start",
+                             "--draft-model", "--num-draft-tokens", "-q,--quantize-activations", "--image"});
+  command->callback([flags, &chosen] { chosen = [flags] { return run(*flags); }; });
+}
+
+}  // namespace reprise::app

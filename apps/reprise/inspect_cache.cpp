@@ -1,0 +1,107 @@
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "apps/reprise/inspect_report.h"
+#include "apps/reprise/prompt.h"
+#include "reprise/cache/prompt_cache_file.h"
+
+namespace reprise::app {
+namespace {
+
+std::string shape_text(const mlx::core::array& array) {
+  std::string text;
+  for (const auto n : array.shape()) text += (text.empty() ? "" : " x ") + std::to_string(n);
+  return text;
+}
+
+std::string dtype_text(const mlx::core::array& array) {
+  const auto dtype = array.dtype();
+  if (dtype == mlx::core::float32) return "float32";
+  if (dtype == mlx::core::float16) return "float16";
+  if (dtype == mlx::core::bfloat16) return "bfloat16";
+  if (dtype == mlx::core::uint32) return "packed";
+  return "other";
+}
+
+// "30 × KVCache, the first 1 x 3 x 17 x 64 float32".
+void add_layers(Report& report, const PromptCache& cache) {
+  std::vector<std::pair<std::string, int>> runs;
+  for (std::size_t i = 0; i < cache.size(); ++i) {
+    const auto name = cache[i].class_name();
+    if (runs.empty() || runs.back().first != name) runs.emplace_back(name, 0);
+    ++runs.back().second;
+  }
+  std::string text = runs.empty() ? "none" : "";
+  for (const auto& [name, count] : runs) text += (text.empty() ? "" : ", ") + std::to_string(count) + " x " + name;
+  report.add("layers", text);
+  if (cache.size() == 0) return;
+  std::vector<mlx::core::array> arrays;
+  cache[0].saved_state().collect_arrays(arrays);
+  if (!arrays.empty()) report.add("first layer", shape_text(arrays[0]) + " " + dtype_text(arrays[0]));
+}
+
+void add_tokens(Report& report, const LoadedPromptCache& stored) {
+  std::set<int> positions;
+  for (std::size_t i = 0; i < stored.cache.size(); ++i) {
+    if (const auto position = stored.cache[i].position()) positions.insert(*position);
+  }
+  if (positions.size() > 1) {
+    report.add("tokens", "between " + std::to_string(*positions.begin()) + " and " +
+                             std::to_string(*positions.rbegin()) + ": DAMAGED, the layers disagree");
+  } else {
+    report.add("tokens", std::to_string(positions.empty() ? cache_length(stored.cache) : *positions.begin()));
+  }
+  const auto& tokens = stored.extension.tokens;
+  if (!tokens) {
+    report.add("token record", "none");
+  } else if (positions.size() == 1 && static_cast<int>(tokens->size()) != *positions.begin()) {
+    report.add("token record", std::to_string(tokens->size()) + " ids: DAMAGED, not one for each token");
+  } else {
+    report.add("token record", std::to_string(tokens->size()) + " ids");
+  }
+}
+
+// What a chat's save file adds. Foreign or newer members are passed over.
+void add_chat(Report& report, const std::string& app_json) {
+  const auto app = nlohmann::json::parse(app_json, nullptr, /*allow_exceptions=*/false);
+  if (!app.is_object() || !app.contains("chat") || !app["chat"].is_object()) return;
+  const auto messages = app["chat"].find("messages");
+  if (messages == app["chat"].end() || !messages->is_array()) return;
+  report.add("chat", std::to_string(messages->size()) + " messages");
+  for (const auto& message : *messages) {
+    if (!message.is_object()) continue;
+    const auto text = [&](const char* key) {
+      const auto found = message.find(key);
+      return found != message.end() && found->is_string() ? found->get<std::string>() : std::string();
+    };
+    report.add("  " + text("role"), excerpt(text("content")));
+  }
+}
+
+}  // namespace
+
+Report inspect_prompt_cache(const std::filesystem::path& file) {
+  const auto stored = load_prompt_cache_file(file.string());
+  Report report;
+  report.add("prompt cache", file.string());
+  report.add("layout", stored.layout == PromptCacheLayout::current ? "current (mlx-lm 0.32 and later)"
+                                                                   : "legacy (mlx-lm before 0.32, mlx-swift-lm)");
+  report.add("size", format_bytes(std::filesystem::file_size(file)) + "; " +
+                         format_bytes(prompt_cache_nbytes(stored.cache)) + " in memory");
+  add_tokens(report, stored);
+  add_layers(report, stored.cache);
+  const auto model = stored.metadata.find("model");
+  report.add("model", model == stored.metadata.end() ? "not recorded" : model->second);
+  if (const auto& fingerprint = stored.extension.model_fingerprint; !fingerprint.empty()) {
+    report.add("fingerprint", fingerprint.substr(0, 16) + "…");
+  }
+  for (const auto& [key, value] : stored.metadata) {
+    if (key != "model") report.add("metadata", key + " = " + excerpt(value));
+  }
+  if (const auto text = prompt_text_from_json(stored.extension.app_json)) report.add("prompt", excerpt(*text));
+  add_chat(report, stored.extension.app_json);
+  return report;
+}
+
+}  // namespace reprise::app

@@ -1,0 +1,144 @@
+// What the program says to command lines that cannot be meant: one line, exit code 2, no model looked at.
+#include <gtest/gtest.h>
+
+#include "tests/apps/program.h"
+
+namespace reprise::test {
+namespace {
+
+struct Refused {
+  std::vector<std::string> arguments;
+  std::string mentions;
+};
+
+// A model that is not there: whoever gets so far as to look for it fails with exit code 1.
+const LaunchOptions kNoModel = {.environment = {{"REPRISE_MODEL", "/no/such/model.gguf"}}};
+
+TEST(Program, WrongUsageIsOneLineAndExitCodeTwo) {
+  const Refused cases[] = {
+      {{}, "a command is needed"},
+      {{"sing"}, "sing"},
+      {{"chat", "--nosuchflag"}, "--nosuchflag"},
+      {{"chat", "extra"}, "extra"},
+      {{"chat", "--model"}, "--model"},
+      {{"chat", "--model", ""}, "--model"},
+      {{"generate", "--temp", "hot"}, "--temp"},
+      {{"generate", "--temp", "-0.5"}, "--temp"},
+      {{"generate", "--temp", "nan"}, "--temp"},
+      {{"generate", "--temp", "inf"}, "--temp"},
+      {{"generate", "--temp", "1e99"}, "--temp"},
+      {{"generate", "--temp", "0.5x"}, "--temp"},
+      {{"generate", "--temp", ""}, "--temp"},
+      {{"generate", "--temp="}, "--temp"},
+      {{"generate", "--top-p", "1.5"}, "--top-p"},
+      {{"generate", "--top-p", "-1"}, "--top-p"},
+      {{"generate", "--min-p", "2"}, "--min-p"},
+      {{"generate", "--top-k", "-1"}, "--top-k"},
+      {{"generate", "--top-k", "1e99"}, "--top-k"},
+      {{"generate", "--top-k", "2.5"}, "--top-k"},
+      {{"generate", "--top-k", "99999999999"}, "--top-k"},
+      {{"generate", "--min-tokens-to-keep", "0"}, "--min-tokens-to-keep"},
+      {{"generate", "--xtc-probability", "1.01"}, "--xtc-probability"},
+      {{"generate", "--xtc-threshold", "0.6"}, "--xtc-threshold"},
+      {{"generate", "--repetition-penalty", "-1"}, "--repetition-penalty"},
+      {{"generate", "--repetition-context-size", "-1"}, "--repetition-context-size"},
+      {{"generate", "--presence-penalty", "nan"}, "--presence-penalty"},
+      {{"generate", "--max-tokens", "-1"}, "--max-tokens"},
+      {{"generate", "-m", "many"}, "--max-tokens"},
+      {{"generate", "--max-tokens", "1e99"}, "--max-tokens"},
+      {{"generate", "--prefill-step-size", "0"}, "--prefill-step-size"},
+      {{"generate", "--seed", "-1"}, "--seed"},
+      {{"generate", "--seed", "99999999999999999999"}, "--seed"},
+      {{"generate", "--seed", "1.5"}, "--seed"},
+      {{"generate", "--stop", ""}, "--stop"},
+      {{"generate", "--logit-bias", "{"}, "--logit-bias"},
+      {{"generate", "--logit-bias", "[1]"}, "--logit-bias"},
+      {{"generate", "--logit-bias", "{\"a\":1}"}, "--logit-bias"},
+      {{"generate", "--logit-bias", "{\"-1\":1}"}, "--logit-bias"},
+      {{"generate", "--logit-bias", "{\"1\":\"x\"}"}, "--logit-bias"},
+      {{"generate", "--logit-bias", "{\"1\":1e400}"}, "--logit-bias"},
+      {{"generate", "--chat-template-config", "not json"}, "--chat-template-config"},
+      {{"generate", "--chat-template-config", "[]"}, "--chat-template-config"},
+      {{"generate", "--dtype", "int8"}, "--dtype"},
+      {{"generate", "--kv-bits", "4"}, "--kv-bits is not supported yet"},
+      {{"generate", "--kv-group-size", "64"}, "--kv-group-size is not supported yet"},
+      {{"generate", "--quantized-kv-start", "0"}, "--quantized-kv-start is not supported yet"},
+      {{"generate", "--max-kv-size", "100"}, "--max-kv-size is not supported yet"},
+      {{"generate", "--adapter-path", "x"}, "--adapter-path is not supported yet"},
+      {{"generate", "--draft-model", "x"}, "--draft-model is not supported yet"},
+      {{"generate", "--num-draft-tokens", "3"}, "--num-draft-tokens is not supported yet"},
+      {{"generate", "-qa"}, "--quantize-activations is not supported yet"},
+      {{"generate", "--quantize-activations"}, "--quantize-activations is not supported yet"},
+      {{"chat", "--max-kv-size", "100"}, "--max-kv-size is not supported yet"},
+      {{"cache-prompt", "--kv-bits", "4", "--prompt", "x", "--prompt-cache-file", "y"},
+       "--kv-bits is not supported yet"},
+      {{"cache-prompt", "--prompt", "x"}, "--prompt-cache-file"},
+      {{"cache-prompt", "--prompt-cache-file", "x"}, "--prompt"},
+      {{"cache-prompt", "--prompt", "x", "--prompt-cache-file", ""}, "--prompt-cache-file"},
+      {{"cache-prompt", "--prompt", "x", "--prompt-cache-file", "y", "--cache-format", "new"}, "--cache-format"},
+      {{"inspect"}, "FILE"},
+  };
+  for (const auto& refused : cases) {
+    std::string line;
+    for (const auto& argument : refused.arguments) line += " " + argument;
+    SCOPED_TRACE("reprise" + line);
+    const auto outcome = run_program(refused.arguments, "", kNoModel);
+    EXPECT_EQ(outcome.exit_code, 2);
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_EQ(count_lines(outcome.err), 1) << outcome.err;
+    EXPECT_NE(outcome.err.find(refused.mentions), std::string::npos) << outcome.err;
+  }
+}
+
+TEST(Program, GoodFlagsGetAsFarAsTheModel) {
+  const std::vector<std::string> cases[] = {
+      {"chat"},
+      {"chat", "--temp", "0.7", "--top-p", "0", "--min-p", "1", "--top-k", "0", "--seed", "18446744073709551615"},
+      {"chat", "--max-tokens", "0", "--max-tokens", "+5", "--stats", "--trust-remote-code"},
+      {"generate", "-p", "-5 degrees", "--verbose", "False", "--use-default-chat-template"},
+      {"generate", "--prompt=", "--stop", "a", "--stop", "b", "--extra-eos-token", "<a>", "<b>", "--temp", "1"},
+      {"generate", "--presence-penalty", "-1.5", "--frequency-penalty", "-2", "--logit-bias", "{\"5\":-1}"},
+      {"generate", "--chat-template-config", "{\"enable_thinking\":false}", "--dtype", "bfloat16"},
+      {"cache-prompt", "--prompt", "x", "--prompt-cache-file", "x", "--cache-format", "legacy"},
+  };
+  for (const auto& arguments : cases) {
+    SCOPED_TRACE(arguments.back());
+    const auto outcome = run_program(arguments, "", kNoModel);
+    EXPECT_EQ(outcome.exit_code, 1);
+    EXPECT_NE(outcome.err.find("/no/such/model.gguf"), std::string::npos) << outcome.err;
+  }
+}
+
+TEST(Program, HelpAndVersionGoToStandardOutput) {
+  for (const char* command : {"chat", "generate", "cache-prompt", "inspect"}) {
+    const auto help = run_program({command, "--help"});
+    EXPECT_EQ(help.exit_code, 0);
+    EXPECT_NE(help.out.find(std::string(command) == "inspect" ? "FILE" : "--model"), std::string::npos);
+  }
+  const auto version = run_program({"--version"});
+  EXPECT_EQ(version.exit_code, 0);
+  EXPECT_EQ(version.out.rfind("reprise ", 0), 0u) << version.out;
+  EXPECT_NE(version.out.find("MLX 0.32"), std::string::npos) << version.out;
+#ifndef __APPLE__
+  EXPECT_NE(version.out.find("openblas"), std::string::npos) << "the reference BLAS is in use: " << version.out;
+#endif
+}
+
+TEST(Program, WithoutAModelTheErrorNamesBothWays) {
+  const auto outcome =
+      run_program({"chat"}, "", {.environment = {{"REPRISE_MODEL", ""}, {"REPRISE_FETCHED_MODEL", ""}}});
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_NE(outcome.err.find("--model"), std::string::npos) << outcome.err;
+  EXPECT_NE(outcome.err.find("REPRISE_MODEL"), std::string::npos) << outcome.err;
+  EXPECT_EQ(count_lines(outcome.err), 1);
+}
+
+TEST(Program, AFolderThatIsNotThereIsKnownBeforeTheWork) {
+  const auto outcome =
+      run_program({"cache-prompt", "--prompt", "x", "--prompt-cache-file", "/no/such/folder/file"}, "", kNoModel);
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_NE(outcome.err.find("/no/such/folder"), std::string::npos) << outcome.err;
+}
+
+}  // namespace
+}  // namespace reprise::test

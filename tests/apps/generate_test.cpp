@@ -1,0 +1,141 @@
+// `reprise generate` and `reprise cache-prompt` with the small model.
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <fstream>
+
+#include "tests/apps/program.h"
+
+namespace reprise::test {
+namespace {
+
+std::vector<std::string> generate(const std::string& model, const std::vector<std::string>& more) {
+  std::vector<std::string> arguments = {"generate", "--model", model, "--verbose", "false", "--stats"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+Outcome cache_prompt(const std::string& model, const std::string& prompt, const std::string& file,
+                     const std::vector<std::string>& more = {}) {
+  std::vector<std::string> arguments = {"cache-prompt", "--model", model, "--prompt", "-", "--prompt-cache-file", file};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return run_program(arguments, prompt);
+}
+
+TEST(Generate, ContinuingACachedPromptEqualsTheWholePrompt) {
+  REPRISE_NEED_MODEL(model);
+  const TemporaryFolder folder;
+  const auto file = folder.file("prompt.safetensors");
+  const auto cached = cache_prompt(model, "Ada has seven cats and", file);
+  ASSERT_EQ(cached.exit_code, 0) << cached.err;
+  EXPECT_EQ(cached.out, "");
+  EXPECT_NE(cached.err.find("Processed"), std::string::npos);
+
+  const auto whole = run_program(generate(model, {"-p", "Ada has seven cats and one dog. How many cats?", "-m", "12"}));
+  ASSERT_EQ(whole.exit_code, 0) << whole.err;
+  // The model is named by the file.
+  const auto warm = run_program({"generate", "--prompt-cache-file", file, "-p", " one dog. How many cats?", "-m", "12",
+                                 "--verbose", "f", "--stats"});
+  ASSERT_EQ(warm.exit_code, 0) << warm.err;
+  EXPECT_EQ(warm.out, whole.out);
+  EXPECT_EQ(warm.err.find("warning"), std::string::npos) << warm.err;
+  auto whole_stats = stats_of(whole.err, 0);
+  auto warm_stats = stats_of(warm.err, 0);
+  EXPECT_EQ(warm_stats["prompt_tokens"], whole_stats["prompt_tokens"]);
+  EXPECT_GT(warm_stats["cached_tokens"], 20);
+}
+
+TEST(Generate, ATokenAcrossTheSeamIsNoticedAndMended) {
+  REPRISE_NEED_MODEL(model);
+  const TemporaryFolder folder;
+  const auto file = folder.file("prompt.safetensors");
+  ASSERT_EQ(cache_prompt(model, "Tell me about ele", file).exit_code, 0);
+  const auto warm = run_program(generate(model, {"--prompt-cache-file", file, "-p", "phants.", "-m", "6"}));
+  ASSERT_EQ(warm.exit_code, 0) << warm.err;
+  EXPECT_NE(warm.err.find("within a token"), std::string::npos) << warm.err;
+  const auto whole = run_program(generate(model, {"-p", "Tell me about elephants.", "-m", "6"}));
+  EXPECT_EQ(warm.out, whole.out);
+}
+
+TEST(Generate, AnotherSystemPromptThanTheCachesIsNoticed) {
+  REPRISE_NEED_MODEL(model);
+  const TemporaryFolder folder;
+  const auto file = folder.file("prompt.safetensors");
+  ASSERT_EQ(cache_prompt(model, "Hello", file).exit_code, 0);
+  const auto outcome = run_program(
+      generate(model, {"--prompt-cache-file", file, "--system-prompt", "Be brief.", "-p", " there", "-m", "1"}));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_NE(outcome.err.find("another system prompt"), std::string::npos) << outcome.err;
+}
+
+TEST(Generate, ALegacyFileHasNoRecordAndSaysSo) {
+  REPRISE_NEED_MODEL(model);
+  const TemporaryFolder folder;
+  const auto file = folder.file("prompt.safetensors");
+  ASSERT_EQ(cache_prompt(model, "Say", file, {"--cache-format", "legacy"}).exit_code, 0);
+  const auto outcome = run_program(generate(model, {"--prompt-cache-file", file, "-p", " yes.", "-m", "2"}));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_NE(outcome.err.find("cannot be verified"), std::string::npos) << outcome.err;
+  const auto whole = run_program(generate(model, {"-p", "Say yes.", "-m", "2"}));
+  EXPECT_EQ(outcome.out, whole.out);
+}
+
+TEST(Generate, ADamagedOrMissingCacheFileIsOneError) {
+  REPRISE_NEED_MODEL(model);
+  const TemporaryFolder folder;
+  const auto file = folder.file("prompt.safetensors");
+  std::ofstream(file) << std::string(100, 'x');
+  for (const auto& name : {file, folder.file("nothing.safetensors")}) {
+    const auto outcome = run_program(generate(model, {"--prompt-cache-file", name}));
+    EXPECT_EQ(outcome.exit_code, 1);
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_EQ(count_lines(outcome.err), 1) << outcome.err;
+  }
+}
+
+TEST(Generate, ReadsThePromptFromStandardInput) {
+  REPRISE_NEED_MODEL(model);
+  const auto from_flag = run_program(generate(model, {"-p", "Say\\nyes.", "-m", "3"}));
+  const auto from_input = run_program(generate(model, {"-p", "-", "-m", "3"}), "Say\nyes.");
+  EXPECT_EQ(from_flag.exit_code, 0) << from_flag.err;
+  EXPECT_EQ(from_flag.out, from_input.out);
+  EXPECT_EQ(stats_of(from_flag.err, 0)["prompt_tokens"], stats_of(from_input.err, 0)["prompt_tokens"]);
+}
+
+TEST(Generate, StopStringsAndExtraEndTokensEndTheAnswer) {
+  REPRISE_NEED_MODEL(model);
+  const std::vector<std::string> question = {"-p", "Count: one, two, three", "-m", "12"};
+  const auto plain = run_program(generate(model, question));
+  ASSERT_EQ(plain.exit_code, 0) << plain.err;
+  ASSERT_GT(plain.out.size(), 8u);
+  const auto word = plain.out.substr(3, 3);
+  auto stopped = question;
+  stopped.insert(stopped.end(), {"--stop", word});
+  const auto outcome = run_program(generate(model, stopped));
+  EXPECT_EQ(outcome.out, plain.out.substr(0, plain.out.find(word)) + "\n") << plain.out;
+  auto unknown = question;
+  unknown.insert(unknown.end(), {"--extra-eos-token", "<|no such token|>"});
+  EXPECT_EQ(run_program(generate(model, unknown)).exit_code, 2);
+}
+
+TEST(Generate, ThePrefilledResponseIsContinued) {
+  REPRISE_NEED_MODEL(model);
+  const auto outcome = run_program(generate(
+      model, {"-p", "What is the capital of France?", "--prefill-response", "The capital of France is", "-m", "4"}));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("Paris"), std::string::npos) << outcome.out;
+}
+
+TEST(Generate, AnInterruptKeepsWhatCame) {
+  REPRISE_NEED_MODEL(model);
+  Program program({"generate", "--model", model, "-p", "Write a long story.", "-m", "400"});
+  ASSERT_TRUE(program.wait_for_output(" ")) << program.err();
+  program.signal(SIGINT);
+  const auto outcome = program.finish();
+  EXPECT_EQ(outcome.exit_code, 130);
+  EXPECT_EQ(outcome.out.back(), '\n');
+  EXPECT_NE(outcome.err.find("Generation:"), std::string::npos) << outcome.err;
+}
+
+}  // namespace
+}  // namespace reprise::test
