@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Compares Reprise with llama.cpp and mlx-lm on this machine: sets the peers up where they are missing, then runs peers.py.
+# Called by `./run bench peers`. usage: peers.sh PROGRAM MODEL [--peers DIR] [peers.py's arguments…]
+#   PROGRAM: reprise_bench, or any program of the same build (reprise_bench is then looked for in build/bench)
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(dirname "$here")
+program=${1:?usage: peers.sh PROGRAM MODEL [ARGS…]}
+model=${2:?usage: peers.sh PROGRAM MODEL [ARGS…]}
+shift 2
+
+peers=${REPRISE_PEERS:-$root/.cache/peers}
+arguments=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --peers) peers=${2:?--peers needs a folder} && shift 2 ;;
+    --peers=*) peers=${1#--peers=} && shift ;;
+    *) arguments+=("$1") && shift ;;
+  esac
+done
+
+if [ "$(basename "$program")" != reprise_bench ]; then program=$root/build/bench/bin/reprise_bench; fi
+if [ ! -x "$program" ]; then
+  echo "peers.sh: there is no $program: cmake --preset bench && cmake --build --preset bench makes it" >&2
+  exit 1
+fi
+
+shared=${REPRISE_TEST_DATA:-$root/../shared}/peers
+if [ ! -x "$peers/bin/llama-bench" ] || [ ! -x "$peers/bin/python" ] || [ ! -e "$peers/smollm2-mlx/config.json" ]; then
+  if [ ! -e "$shared/setup.sh" ]; then
+    echo "peers.sh: the peers are not in $peers, and $shared/setup.sh, which makes them, is not there" >&2
+    exit 1
+  fi
+  echo "setting up llama.cpp and mlx-lm in $peers (10 to 15 minutes, once)" >&2
+  bash "$shared/setup.sh" "$peers" >&2
+fi
+exec "$peers/bin/python" "$here/peers.py" --program "$program" --model "$model" --peers "$peers" \
+  --mlx-lm-bench "$shared/mlx_lm_bench.py" ${arguments[@]+"${arguments[@]}"}
