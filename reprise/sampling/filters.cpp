@@ -30,8 +30,8 @@ mx::array apply_top_p(const mx::array& logprobs, float top_p) {
   const auto probs = mx::exp(sorted);
   // Mass of the likelier tokens; 0 for the likeliest.
   const auto mass_above = mx::cumsum(probs, -1, /*reverse=*/true, /*inclusive=*/false);
-  const auto total = mx::add(mx::slice(mass_above, {0, 0}, {probs.shape(0), 1}),
-                             mx::slice(probs, {0, 0}, {probs.shape(0), 1}));
+  const auto total =
+      mx::add(mx::slice(mass_above, {0, 0}, {probs.shape(0), 1}), mx::slice(probs, {0, 0}, {probs.shape(0), 1}));
   const auto dropped = mx::greater_equal(mass_above, mx::multiply(total, mx::array(top_p)));
   // Where the product is 0 (no mass, or underflow) every token would go: the likeliest stays.
   const auto num_dropped =
@@ -66,7 +66,8 @@ mx::array apply_xtc(const mx::array& logprobs, float threshold, const std::vecto
       }
     }
     const auto count = static_cast<int>(special_tokens.size());
-    const auto ids = mx::broadcast_to(mx::array(special_tokens.data(), {1, count}, mx::int32), {logprobs.shape(0), count});
+    const auto ids =
+        mx::broadcast_to(mx::array(special_tokens.data(), {1, count}, mx::int32), {logprobs.shape(0), count});
     dropped = mx::put_along_axis(dropped, ids, mx::array(false), -1);
   }
   return drop(dropped, logprobs);

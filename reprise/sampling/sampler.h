@@ -17,17 +17,15 @@ using Sampler = std::function<mlx::core::array(const mlx::core::array& logprobs)
 
 // Top-p, min-p, XTC, top-k (mlx-lm's order, filters.h), then temperature and a draw; argmax at temperature 0. The draw
 // of a row depends on (seed, number of calls so far, row) alone: no process-wide state, no graph that grows.
-// `num_draws` is the number of calls to start from, for a session that is restored. A copy of a Sampler goes on by itself
-// from where the original was.
-// Throws: invalid_argument (check_sampling_params).
+// `num_draws` is the number of calls to start from, for a session that is restored. A copy of a Sampler goes on by
+// itself from where the original was. Throws: invalid_argument (check_sampling_params).
 Sampler make_sampler(const SamplingParams& params, std::uint64_t num_draws = 0);
 
 // One change of the logits before sampling.
 struct LogitsProcessor {
   int context_size = 0;  // how many of the most recent tokens (prompt included) apply wants; 0: none
-  // context int32 [T], most recent last, ids in [0, V); more than context_size are cut. logits [B, V] → [B, V], the same
-  // dtype, unevaluated.
-  // Throws: invalid_argument for a logit bias outside the vocabulary.
+  // context int32 [T], most recent last, ids in [0, V); more than context_size are cut. logits [B, V] → [B, V], the
+  // same dtype, unevaluated. Throws: invalid_argument for a logit bias outside the vocabulary.
   std::function<mlx::core::array(const mlx::core::array& context, const mlx::core::array& logits)> apply;
 };
 

@@ -146,8 +146,8 @@ TEST(Sampler, RowsDrawIndependently) {
 
 TEST(Sampler, XtcActsAsOftenAsItsProbability) {
   const auto logprobs = row_of({0.5f, 0.4f, 0.1f});
-  const auto seen =
-      counts(make_sampler({.temperature = 1, .xtc_probability = 0.3f, .xtc_threshold = 0.2f, .seed = 8}), logprobs, 20000);
+  const auto seen = counts(make_sampler({.temperature = 1, .xtc_probability = 0.3f, .xtc_threshold = 0.2f, .seed = 8}),
+                           logprobs, 20000);
   // With XTC only 0.4 and 0.1 are left: id 0 comes from the other 70 % alone.
   EXPECT_NEAR(seen.at(0), 0.7 * 0.5 * 20000, 300);
 }
@@ -163,8 +163,13 @@ TEST(Sampler, RowsWithoutAnyMassGiveAnIdInTheVocabulary) {
   const auto nothing = row({-kInfinity, -kInfinity, -kInfinity});
   const auto nan = row({std::nanf(""), std::nanf(""), std::nanf("")});
   for (const float temperature : {0.0f, 1.0f}) {
-    SamplingParams params{.temperature = temperature, .top_p = 0.5f, .top_k = 2, .min_p = 0.1f, .min_tokens_to_keep = 2,
-                          .xtc_probability = 1, .seed = 1};
+    SamplingParams params{.temperature = temperature,
+                          .top_p = 0.5f,
+                          .top_k = 2,
+                          .min_p = 0.1f,
+                          .min_tokens_to_keep = 2,
+                          .xtc_probability = 1,
+                          .seed = 1};
     for (const auto& logprobs : {nothing, nan}) {
       const int id = make_sampler(params)(logprobs).item<int>();
       EXPECT_GE(id, 0);
@@ -174,8 +179,14 @@ TEST(Sampler, RowsWithoutAnyMassGiveAnIdInTheVocabulary) {
 }
 
 TEST(Sampler, AVocabularyOfOneAlwaysGivesItsToken) {
-  SamplingParams params{.temperature = 1, .top_p = 0.5f, .top_k = 5, .min_p = 0.5f, .min_tokens_to_keep = 9,
-                        .xtc_probability = 1, .xtc_threshold = 0.0f, .seed = 1};
+  SamplingParams params{.temperature = 1,
+                        .top_p = 0.5f,
+                        .top_k = 5,
+                        .min_p = 0.5f,
+                        .min_tokens_to_keep = 9,
+                        .xtc_probability = 1,
+                        .xtc_threshold = 0.0f,
+                        .seed = 1};
   EXPECT_EQ(counts(make_sampler(params), row({0}), 20), (std::map<int, int>{{0, 20}}));
 }
 
@@ -210,9 +221,7 @@ TEST(ApplyMinP, MoreTokensToKeepThanThereAreKeepsAll) {
   EXPECT_EQ(kept(apply_min_p(row_of({0.2f, 0.5f, 0.3f}), 1.0f, 3)), std::vector<bool>(3, true));
 }
 
-TEST(ApplyXtc, ASpecialTokenOutsideTheVocabularyIsRefused) {
-  EXPECT_THROW(apply_xtc(row({-1, -2}), 0.1f, {2}), Error);
-}
+TEST(ApplyXtc, ASpecialTokenOutsideTheVocabularyIsRefused) { EXPECT_THROW(apply_xtc(row({-1, -2}), 0.1f, {2}), Error); }
 
 TEST(MakeLogitsProcessors, OnlyWhatIsOnIsMade) {
   EXPECT_TRUE(make_logits_processors({}).empty());
@@ -226,8 +235,7 @@ TEST(MakeLogitsProcessors, OnlyWhatIsOnIsMade) {
 TEST(MakeLogitsProcessors, AnEmptyContextChangesNothing) {
   const auto logits = row({1, -2, 3});
   const mx::array empty(std::initializer_list<int>{}, mx::int32);
-  const auto made =
-      make_logits_processors({.repetition_penalty = 2, .presence_penalty = 1, .frequency_penalty = 1});
+  const auto made = make_logits_processors({.repetition_penalty = 2, .presence_penalty = 1, .frequency_penalty = 1});
   ASSERT_EQ(made.size(), 3u);
   for (const auto& processor : made) EXPECT_TRUE(mx::array_equal(processor.apply(empty, logits), logits).item<bool>());
 }

@@ -35,7 +35,10 @@ TEST(CheckSamplingParams, EveryBadValueIsRefusedWithTheFieldsName) {
       {"xtc_probability", [=](auto& p) { p.xtc_probability = nan; }},
       {"xtc_threshold", [](auto& p) { p.xtc_threshold = 0.6f; }},
       {"xtc_threshold", [=](auto& p) { p.xtc_threshold = nan; }},
-      {"xtc_special_tokens", [](auto& p) { p.xtc_special_tokens = {2, -2}; }},
+      {"xtc_special_tokens",
+       [](auto& p) {
+         p.xtc_special_tokens = {2, -2};
+       }},
       {"repetition_penalty", [](auto& p) { p.repetition_penalty = -1.0f; }},
       {"repetition_penalty", [=](auto& p) { p.repetition_penalty = nan; }},
       {"repetition_penalty", [=](auto& p) { p.repetition_penalty = infinity; }},
