@@ -16,7 +16,8 @@ struct ChatMessage {
   std::string role;     // "system", "user", "assistant", "tool", …
   std::string content;  // UTF-8
   // A JSON object whose members are merged into the message as the template sees it: tool_calls, tool_call_id, name,
-  // reasoning_content, … Empty for none. A "content" member in it wins over `content` (null or parts).
+  // reasoning_content, … Empty for none. A "content" member in it wins over `content` (parts, or null for no content).
+  // As in transformers, members that are null are left out, and reasoning_content is seen as `thinking` too.
   std::string extra_json = {};
 
   bool operator==(const ChatMessage&) const = default;
