@@ -15,7 +15,7 @@ struct PreTokenizer {
   bool gpt2_split = false;     // split by GPT-2's own pattern, last
   bool ignore_merges = false;  // a word that is a token is taken whole
   bool adds_bos = false;       // where the file does not say
-  std::vector<std::string_view> patterns;  // each match becomes a word, one pattern after the other
+  std::vector<std::string_view> patterns = {};  // each match becomes a word, one pattern after the other
 };
 
 // Returns: nothing for a name that is not known.
