@@ -29,11 +29,14 @@ struct TurnOptions {
 
 class ChatSession {
  public:
-  // `model` must outlive the session. Throws: failed_precondition when the model has no chat template.
+  // `model` must outlive the session. Throws: failed_precondition when the model has no chat template; invalid_argument for
+  // bad sampling parameters.
   explicit ChatSession(const LoadedModel& model, ChatOptions options = {});
 
   // One turn: appends `text` as the user's message, answers, appends the answer. An answer that was cancelled or cut by
-  // max_tokens stays in the history as far as it came. When an exception ends the turn, the transcript is as before it.
+  // max_tokens stays in the history as far as it came; a turn that was cancelled before its first token, or that ends by an
+  // exception, leaves the transcript as it was. What was computed stays cached in every case.
+  // Throws: what rendering, encoding and generate throw.
   GenerateResult say(const std::string& text, const TurnOptions& turn = {});
 
   // Takes back the last exchange (user message and answer). Returns: the user's text, or none when there is no turn.
@@ -45,32 +48,40 @@ class ChatSession {
   // Changes the system prompt (none: the template's default) and starts afresh, since it stands before everything.
   void set_system_prompt(std::optional<std::string> text);
 
-  // An independent session that shares what is cached.
+  // An independent session that shares what is cached: O(layers), no row is copied.
   ChatSession fork() const;
 
-  // Writes prompt cache and transcript as one prompt-cache file (mlx-lm can read its cache). Returns: the path.
+  // Writes prompt cache and transcript as one prompt-cache file, which mlx-lm can read as a prompt cache.
+  // Returns: the path written. Throws: as save_prompt_cache.
   std::string save(const std::filesystem::path& file) const;
 
-  // Replaces this conversation by a saved one; it goes on as if it had never stopped. All or nothing.
-  // Throws: as load_prompt_cache_file; failed_precondition for a file of another model or without a transcript.
+  // Replaces this conversation by a saved one, with its sampling parameters, tools and template variables; it goes on as
+  // if it had never stopped. All or nothing.
+  // Throws: as load_prompt_cache_file; failed_precondition for a file of another model or without a transcript;
+  // corrupt_data for a transcript that does not fit its cache.
   void load(const std::filesystem::path& file);
 
-  const std::vector<ChatMessage>& messages() const { return messages_; }  // system prompt first, where there is one
+  const std::vector<ChatMessage>& messages() const { return state_.messages; }  // system prompt first, if there is one
   const RecordedCache& cache() const { return cache_; }
   const ChatOptions& options() const { return options_; }
 
  private:
-  // The ids of the whole rendered prompt for `messages`, answers spliced in as recorded.
-  Tokens prompt_ids(const std::vector<ChatMessage>& messages, const std::vector<Tokens>& answers) const;
-  // Brings cache_ to a prefix of `ids`. Returns: how many ids it then holds.
-  int rewind_to_common_prefix(const Tokens& ids);
+  // What a conversation is, its cache apart.
+  struct Transcript {
+    std::vector<ChatMessage> messages;
+    std::vector<Tokens> answers;               // ids of each assistant message, without the stop token
+    std::vector<std::uint64_t> draws_before;   // sampler draws before each answer, to take it back with its randomness
+    std::uint64_t num_draws = 0;
+  };
+
+  Transcript new_transcript() const;
+  // Brings cache_ to a prefix of `ids`, at least one short of it, that is as long as can be kept.
+  void rewind_to_common_prefix(const Tokens& ids);
 
   const LoadedModel* model_;
   ChatOptions options_;
-  std::vector<ChatMessage> messages_;
-  std::vector<Tokens> answers_;  // ids of each assistant message in messages_, in order, without the stop token
+  Transcript state_;
   RecordedCache cache_;
-  std::uint64_t num_draws_ = 0;  // sampler draws so far
 };
 
 }  // namespace reprise

@@ -16,12 +16,12 @@ namespace reprise {
 
 // What is common to all architectures.
 struct ModelInfo {
-  std::string model_type;           // Hugging Face's word
+  std::string model_type = {};      // Hugging Face's word
   int num_hidden_layers = 0;
   int vocab_size = 0;
   int hidden_size = 0;
   std::optional<int> max_position_embeddings = {};
-  std::string quantization;         // in a person's words: "4-bit, groups of 32", "none", "mixed (4-bit … )"
+  std::string quantization = {};    // in a person's words: "4-bit, groups of 32", "none", "mixed (4-bit … )"
   std::size_t num_parameters = 0;   // weights counted unpacked
   std::size_t weights_nbytes = 0;   // as held in memory
 };

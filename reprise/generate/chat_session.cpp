@@ -1,0 +1,154 @@
+#include "reprise/generate/chat_session.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "reprise/base/error.h"
+#include "reprise/cache/prompt_cache_file.h"
+#include "reprise/generate/chat_file.h"
+#include "reprise/generate/transcript.h"
+
+namespace reprise {
+
+ChatSession::ChatSession(const LoadedModel& model, ChatOptions options) : model_(&model), options_(std::move(options)) {
+  if (!model.chat_template) {
+    throw Error(ErrorCode::failed_precondition, "[ChatSession] the model '" + model.path + "' has no chat template");
+  }
+  check_sampling_params(options_.generate.sampling);
+  reset();
+}
+
+ChatSession::Transcript ChatSession::new_transcript() const {
+  Transcript transcript;
+  if (options_.system_prompt) transcript.messages.push_back({"system", *options_.system_prompt});
+  transcript.num_draws = options_.generate.num_draws;
+  return transcript;
+}
+
+void ChatSession::reset() {
+  cache_ = {make_prompt_cache(*model_->model), {}};
+  state_ = new_transcript();
+}
+
+void ChatSession::set_system_prompt(std::optional<std::string> text) {
+  options_.system_prompt = std::move(text);
+  reset();
+}
+
+void ChatSession::rewind_to_common_prefix(const Tokens& ids) {
+  const Tokens& record = cache_.tokens;
+  const auto differ = std::mismatch(record.begin(), record.end(), ids.begin(), ids.end()).first;
+  // One token is left to compute: its logits are what the answer begins with.
+  const auto common = std::min(static_cast<std::size_t>(differ - record.begin()), ids.size() - 1);
+  const int surplus = static_cast<int>(record.size() - common);
+  if (surplus == 0) return;
+  if (can_trim_prompt_cache(cache_.cache, surplus)) {
+    trim_prompt_cache(cache_.cache, surplus);
+    cache_.tokens.resize(common);
+  } else {
+    cache_ = {make_prompt_cache(*model_->model), {}};
+  }
+}
+
+GenerateResult ChatSession::say(const std::string& text, const TurnOptions& turn) {
+  std::vector<ChatMessage> messages = state_.messages;
+  messages.push_back({"user", text});
+  const Tokens ids = internal::transcript_ids(
+      model_->tokenizer, *model_->chat_template, messages, state_.answers,
+      {.add_generation_prompt = true, .tools_json = options_.tools_json, .kwargs_json = options_.kwargs_json});
+  if (ids.empty()) throw Error(ErrorCode::invalid_argument, "[ChatSession::say] the chat template renders nothing");
+  rewind_to_common_prefix(ids);
+
+  GenerateOptions generate_options = options_.generate;
+  generate_options.num_draws = state_.num_draws;
+  generate_options.cancel = turn.cancel;
+  generate_options.on_progress = turn.on_progress;
+  generate_options.on_text = turn.on_text;
+  GenerateResult result =
+      generate(*model_, std::span(ids).subspan(cache_.tokens.size()), cache_, generate_options);
+  if (result.finish_reason == FinishReason::cancelled && result.tokens.empty()) return result;
+
+  // A stop token ends the answer without being part of it: the template writes its own.
+  Tokens answer = result.tokens;
+  const auto is_stop = [&](TokenId id) {
+    const auto& eos = model_->tokenizer.eos_token_ids();
+    const auto& extra = generate_options.stop_tokens;
+    return std::find(eos.begin(), eos.end(), id) != eos.end() || std::find(extra.begin(), extra.end(), id) != extra.end();
+  };
+  if (result.finish_reason == FinishReason::stop && !answer.empty() && is_stop(answer.back())) answer.pop_back();
+  messages.push_back({"assistant", result.text});
+  state_.messages = std::move(messages);
+  state_.answers.push_back(std::move(answer));
+  state_.draws_before.push_back(state_.num_draws);
+  state_.num_draws += result.tokens.size();
+  return result;
+}
+
+// The cache stays as it is: the next turn trims it to what it shares with the new transcript.
+std::optional<std::string> ChatSession::undo() {
+  if (state_.answers.empty()) return {};
+  state_.messages.pop_back();
+  std::string user_text = std::move(state_.messages.back().content);
+  state_.messages.pop_back();
+  state_.answers.pop_back();
+  state_.num_draws = state_.draws_before.back();
+  state_.draws_before.pop_back();
+  return user_text;
+}
+
+ChatSession ChatSession::fork() const {
+  ChatSession copy(*model_, options_);
+  copy.state_ = state_;
+  copy.cache_ = cache_.fork();
+  return copy;
+}
+
+std::string ChatSession::save(const std::filesystem::path& file) const {
+  SaveOptions save_options;
+  save_options.extension.tokens = cache_.tokens;
+  save_options.extension.model_fingerprint = model_->fingerprint;
+  save_options.extension.app_json = internal::chat_to_json(
+      {state_.messages, state_.answers, state_.draws_before, state_.num_draws, options_.generate.sampling,
+       options_.tools_json, options_.kwargs_json});
+  return save_prompt_cache(file.string(), cache_.cache,
+                           {{"model", model_->path}, {"tokenizer_config", model_->tokenizer_config_json}}, save_options);
+}
+
+void ChatSession::load(const std::filesystem::path& file) {
+  LoadedPromptCache loaded = load_prompt_cache_file(file.string());
+  const auto refuse = [&](ErrorCode code, const std::string& what) {
+    throw Error(code, "[ChatSession::load] '" + file.string() + "' " + what);
+  };
+  if (loaded.extension.app_json.empty() || !loaded.extension.tokens) {
+    refuse(ErrorCode::failed_precondition, "is a prompt cache without a chat's transcript");
+  }
+  if (loaded.extension.model_fingerprint != model_->fingerprint) {
+    refuse(ErrorCode::failed_precondition, "belongs to another model than '" + model_->path + "'");
+  }
+  internal::SavedChat chat = internal::chat_from_json(loaded.extension.app_json);
+  const PromptCache expected = make_prompt_cache(*model_->model);
+  if (loaded.cache.size() != expected.size()) refuse(ErrorCode::corrupt_data, "has another number of layers than its model");
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    if (loaded.cache[i].class_name() != expected[i].class_name()) {
+      refuse(ErrorCode::corrupt_data, "has a " + loaded.cache[i].class_name() + " in layer " + std::to_string(i));
+    }
+  }
+  const int vocab_size = model_->model->info().vocab_size;
+  const auto known = [&](TokenId id) { return id >= 0 && id < vocab_size; };
+  bool ids_known = std::all_of(loaded.extension.tokens->begin(), loaded.extension.tokens->end(), known);
+  for (const Tokens& answer : chat.answers) ids_known = ids_known && std::all_of(answer.begin(), answer.end(), known);
+  if (!ids_known) refuse(ErrorCode::corrupt_data, "has token ids that its model does not know");
+  check_prompt_cache(loaded.cache, static_cast<int>(loaded.extension.tokens->size()));
+  check_sampling_params(chat.sampling);
+
+  // Nothing below throws.
+  const bool has_system = !chat.messages.empty() && chat.messages.front().role == "system";
+  options_.system_prompt = has_system ? std::optional(chat.messages.front().content) : std::nullopt;
+  options_.generate.sampling = std::move(chat.sampling);
+  options_.tools_json = std::move(chat.tools_json);
+  options_.kwargs_json = std::move(chat.kwargs_json);
+  state_ = {std::move(chat.messages), std::move(chat.answers), std::move(chat.draws_before), chat.num_draws};
+  cache_ = {std::move(loaded.cache), std::move(*loaded.extension.tokens)};
+}
+
+}  // namespace reprise

@@ -1,0 +1,293 @@
+// Invariant of this file: whatever leaves a function, by return or by exception, leaves RecordedCache with as many tokens
+// as rows. Rows run ahead of the record only between building a step and reading its token.
+#include "reprise/generate/generate.h"
+
+#include <algorithm>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "mlx/device.h"
+#include "mlx/ops.h"
+#include "mlx/transforms.h"
+#include "reprise/base/error.h"
+#include "reprise/generate/stop_matcher.h"
+#include "reprise/text/detokenizer.h"
+
+namespace reprise {
+
+namespace mx = mlx::core;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// MLX reports by plain std exceptions, when a graph is built and again when it is evaluated.
+template <typename Work>
+auto with_mlx_errors(Work work) {
+  try {
+    return work();
+  } catch (const Error&) {
+    throw;
+  } catch (const std::bad_alloc&) {
+    throw Error(ErrorCode::resource_exhausted, "[generate] out of memory");
+  } catch (const std::exception& error) {
+    throw Error(ErrorCode::internal, std::string("[generate] MLX: ") + error.what());
+  }
+}
+
+// Drops the rows that the record does not know; where that fails, everything.
+void restore_invariant(const LanguageModel& model, RecordedCache& cache) {
+  const int recorded = static_cast<int>(cache.tokens.size());
+  try {
+    for (std::size_t i = 0; i < cache.cache.size(); ++i) {
+      LayerCache& layer = cache.cache[i];
+      const int ahead = layer.position().value_or(recorded) - recorded;
+      if (ahead > 0) layer.trim(ahead);
+    }
+    cache.cache.eval();
+    check_prompt_cache(cache.cache, recorded);
+  } catch (const std::exception&) {
+    cache.cache = model.make_cache();
+    cache.tokens.clear();
+  }
+}
+
+void check_arguments(const LanguageModel& model, std::span<const TokenId> prompt, const RecordedCache& cache,
+                     const GenerateOptions& options) {
+  const auto refuse = [](const std::string& what) { throw Error(ErrorCode::invalid_argument, "[generate] " + what); };
+  if (prompt.empty()) refuse("the prompt is empty: give at least one token");
+  if (options.max_tokens < 0) refuse("max_tokens must not be negative, but got " + std::to_string(options.max_tokens));
+  if (options.prefill_step_size && *options.prefill_step_size < 1) {
+    refuse("prefill_step_size must be at least 1, but got " + std::to_string(*options.prefill_step_size));
+  }
+  // MLX looks ids up without a check.
+  for (TokenId id : prompt) {
+    if (id < 0 || id >= model.info().vocab_size) {
+      refuse("token ids must lie in [0, " + std::to_string(model.info().vocab_size) + "), but got " + std::to_string(id));
+    }
+  }
+  check_prompt_cache(cache.cache, static_cast<int>(cache.tokens.size()));
+}
+
+int prefill_step_size(const GenerateOptions& options) {
+  if (options.prefill_step_size) return *options.prefill_step_size;
+  return mx::default_device() == mx::Device::cpu ? 256 : 2048;
+}
+
+mx::array as_row(std::span<const TokenId> ids) {
+  return mx::array(ids.data(), {1, static_cast<int>(ids.size())}, mx::int32);
+}
+
+// Returns: whether all of `tokens` was processed (false: cancelled). Progress is told against `total`.
+bool prefill_all(const LanguageModel& model, std::span<const TokenId> tokens, RecordedCache& cache,
+                 const GenerateOptions& options, int total) {
+  const auto step = static_cast<std::size_t>(prefill_step_size(options));
+  if (options.on_progress) options.on_progress(0, total);
+  for (std::size_t done = 0; done < tokens.size();) {
+    if (options.cancel.stop_requested()) return false;
+    const auto chunk = tokens.subspan(done, std::min(step, tokens.size() - done));
+    with_mlx_errors([&] {
+      // The logits are never read, hence never computed: only the caches are evaluated.
+      model.forward(as_row(chunk), cache.cache);
+      cache.cache.eval();
+    });
+    cache.tokens.insert(cache.tokens.end(), chunk.begin(), chunk.end());
+    done += chunk.size();
+    if (options.on_progress) options.on_progress(static_cast<int>(done), total);
+  }
+  return true;
+}
+
+// One token in, one sampled token out, all of it lazy.
+class Stepper {
+ public:
+  Stepper(const LanguageModel& model, RecordedCache& cache, const GenerateOptions& options)
+      : model_(model),
+        cache_(cache),
+        sampler_(make_sampler(options.sampling, options.num_draws)),
+        processors_(make_logits_processors(options.sampling)) {}
+
+  // token int32 [1, 1], not yet in the record. Returns: int32 [1].
+  mx::array operator()(const mx::array& token) {
+    return with_mlx_errors([&] {
+      auto logits = model_.forward(token, cache_.cache);
+      logits = mx::astype(mx::reshape(logits, {1, -1}), mx::float32);
+      for (const LogitsProcessor& processor : processors_) {
+        logits = processor.apply(context(processor.context_size, token), logits);
+      }
+      return sampler_(mx::subtract(logits, mx::logsumexp(logits, -1, /*keepdims=*/true)));
+    });
+  }
+
+ private:
+  // The most recent `size` tokens, `token` being the last.
+  mx::array context(int size, const mx::array& token) const {
+    if (size <= 0) return mx::zeros({0}, mx::int32);
+    const Tokens& record = cache_.tokens;
+    const std::size_t known = std::min(record.size(), static_cast<std::size_t>(size - 1));
+    const auto last = mx::reshape(token, {1});
+    if (known == 0) return last;
+    const mx::array before(record.data() + (record.size() - known), {static_cast<int>(known)}, mx::int32);
+    return mx::concatenate({before, last}, 0);
+  }
+
+  const LanguageModel& model_;
+  RecordedCache& cache_;
+  Sampler sampler_;
+  std::vector<LogitsProcessor> processors_;
+};
+
+// The sampled ids as text, and the decision when to stop.
+class Answer {
+ public:
+  Answer(const LoadedModel& model, const GenerateOptions& options, GenerateResult& result)
+      : detokenizer_(model.tokenizer),
+        matcher_(options.stop),
+        stop_tokens_(options.stop_tokens),
+        on_text_(options.on_text),
+        result_(result) {
+    if (options.ignore_eos) return;
+    const auto& eos = model.tokenizer.eos_token_ids();
+    stop_tokens_.insert(stop_tokens_.end(), eos.begin(), eos.end());
+  }
+
+  // Returns: whether the answer ends with this token.
+  bool add(TokenId token) {
+    result_.tokens.push_back(token);
+    if (std::find(stop_tokens_.begin(), stop_tokens_.end(), token) != stop_tokens_.end()) return true;
+    emit(matcher_.add(detokenizer_.add(token)));
+    return matcher_.matched();
+  }
+
+  void finish() {
+    emit(matcher_.add(detokenizer_.finish()));
+    emit(matcher_.finish());
+  }
+
+ private:
+  void emit(const std::string& text) {
+    if (text.empty()) return;
+    result_.text += text;
+    if (on_text_) on_text_(text);
+  }
+
+  Detokenizer detokenizer_;
+  internal::StopMatcher matcher_;
+  std::vector<TokenId> stop_tokens_;
+  const std::function<void(std::string_view)>& on_text_;
+  GenerateResult& result_;
+};
+
+// Samples up to max_tokens after `last`, the prompt's last token. While one step runs, the graph of the next is built on
+// its result; it is dispatched as soon as that result is there and before the host reads it. Dispatching it earlier would
+// make MLX copy the key/value buffers, which the running step still holds.
+void decode(const LanguageModel& model, TokenId last, RecordedCache& cache, const GenerateOptions& options, int total,
+            Clock::time_point started, Answer& answer, GenerateResult& result) {
+  Stepper step(model, cache, options);
+  mx::array token = step(as_row(std::span(&last, 1)));
+  with_mlx_errors([&] { mx::async_eval(token); });
+  cache.tokens.push_back(last);
+
+  auto& stats = result.stats;
+  Clock::time_point first_token;
+  for (int n = 1;; ++n) {
+    std::optional<mx::array> next;
+    if (n < options.max_tokens) next = step(mx::reshape(token, {1, 1}));
+    with_mlx_errors([&] {
+      mx::eval(token);
+      if (next) mx::async_eval(*next);
+    });
+    const TokenId id = token.item<std::int32_t>();
+    // The step just dispatched stores this token's row, delivered or not.
+    if (next) cache.tokens.push_back(id);
+    if (n == 1) {
+      first_token = Clock::now();
+      stats.time_to_first_token = stats.prefill_time = first_token - started;
+      if (options.on_progress) options.on_progress(total, total);
+    }
+    const bool stopped = answer.add(id);
+    stats.completion_tokens = n;
+    stats.decode_time = Clock::now() - first_token;
+    if (stopped) {
+      result.finish_reason = FinishReason::stop;
+      break;
+    }
+    if (!next) break;
+    if (options.cancel.stop_requested()) {
+      result.finish_reason = FinishReason::cancelled;
+      break;
+    }
+    token = *next;
+  }
+  answer.finish();
+  with_mlx_errors([&] { cache.cache.eval(); });
+}
+
+}  // namespace
+
+std::string_view to_string(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::stop:
+      return "stop";
+    case FinishReason::length:
+      return "length";
+    case FinishReason::cancelled:
+      return "cancelled";
+  }
+  return "stop";
+}
+
+double GenerateStats::prefill_tps() const {
+  return prefill_time.count() > 0 ? (prompt_tokens - cached_tokens) / prefill_time.count() : 0.0;
+}
+
+// The first token belongs to the prefill.
+double GenerateStats::decode_tps() const {
+  return decode_time.count() > 0 && completion_tokens > 1 ? (completion_tokens - 1) / decode_time.count() : 0.0;
+}
+
+GenerateResult generate(const LoadedModel& model, std::span<const TokenId> prompt, RecordedCache& cache,
+                        const GenerateOptions& options) {
+  check_arguments(*model.model, prompt, cache, options);
+  check_sampling_params(options.sampling);
+  GenerateResult result;
+  Answer answer(model, options, result);
+  const int total = static_cast<int>(prompt.size());
+  result.stats.cached_tokens = static_cast<int>(cache.tokens.size());
+  result.stats.prompt_tokens = result.stats.cached_tokens + total;
+  const auto started = Clock::now();
+  try {
+    if (!prefill_all(*model.model, prompt.first(prompt.size() - 1), cache, options, total) ||
+        options.cancel.stop_requested()) {
+      result.finish_reason = FinishReason::cancelled;
+    } else if (options.max_tokens == 0) {
+      with_mlx_errors([&] {
+        model.model->forward(as_row(prompt.last(1)), cache.cache);
+        cache.cache.eval();
+      });
+      cache.tokens.push_back(prompt.back());
+      if (options.on_progress) options.on_progress(total, total);
+      result.stats.prefill_time = Clock::now() - started;
+    } else {
+      decode(*model.model, prompt.back(), cache, options, total, started, answer, result);
+    }
+  } catch (...) {
+    restore_invariant(*model.model, cache);
+    throw;
+  }
+  return result;
+}
+
+void prefill(const LanguageModel& model, std::span<const TokenId> prompt, RecordedCache& cache,
+             const GenerateOptions& options) {
+  check_arguments(model, prompt, cache, options);
+  try {
+    prefill_all(model, prompt.first(prompt.size() - 1), cache, options, static_cast<int>(prompt.size()));
+  } catch (...) {
+    restore_invariant(model, cache);
+    throw;
+  }
+}
+
+}  // namespace reprise

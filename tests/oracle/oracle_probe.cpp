@@ -1,0 +1,81 @@
+// What the comparison with the oracle asks of Reprise.
+// usage: oracle_probe render MODEL < CASES.jsonl       one JSON line {"prompt": …, "ids": […]} or {"error": …} per case
+//        oracle_probe logits MODEL IDS.json OUT        IDS: list of id lists; OUT: safetensors, "<i>" = float32 [L, V]
+#include <fstream>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "mlx/mlx.h"
+#include "reprise/generate/loaded_model.h"
+#include "reprise/storage/file_system.h"
+#include "reprise/storage/model_files.h"
+#include "reprise/storage/safetensors.h"
+
+namespace mx = mlx::core;
+using Json = nlohmann::ordered_json;
+
+namespace {
+
+std::string text_or_empty(const Json& value) { return value.is_null() || value.empty() ? std::string() : value.dump(); }
+
+void render(const std::string& path) {
+  const auto files = reprise::read_model_files(path);
+  const reprise::Tokenizer tokenizer(files.tokenizer);
+  const reprise::ChatTemplate chat_template(files.tokenizer);
+  for (std::string line; std::getline(std::cin, line);) {
+    Json out;
+    try {
+      const Json item = Json::parse(line);
+      std::vector<reprise::ChatMessage> messages;
+      for (Json message : item.at("messages")) {
+        reprise::ChatMessage ours{message.at("role"), message.value("content", "")};
+        message.erase("role");
+        message.erase("content");
+        ours.extra_json = text_or_empty(message);
+        messages.push_back(ours);
+      }
+      const std::string prompt = chat_template.render(
+          messages, {.add_generation_prompt = item.value("add_generation_prompt", false),
+                     .continue_final_message = item.value("continue_final_message", false),
+                     .tools_json = text_or_empty(item.value("tools", Json())),
+                     .kwargs_json = text_or_empty(item.value("kwargs", Json()))});
+      out["prompt"] = prompt;
+      out["ids"] = tokenizer.encode(prompt);
+      out["decoded"] = tokenizer.decode(tokenizer.encode(prompt));
+    } catch (const std::exception& error) {
+      out["error"] = error.what();
+    }
+    std::cout << out.dump() << "\n";
+  }
+}
+
+void logits(const std::string& path, const std::string& ids_file, const std::string& out_file) {
+  const auto model = reprise::make_model(reprise::read_model_files(path));
+  const Json lists = Json::parse(reprise::read_file(ids_file));
+  std::map<std::string, mx::array> out;
+  for (std::size_t i = 0; i < lists.size(); ++i) {
+    const auto ids = lists[i].get<std::vector<int>>();
+    auto cache = model->make_cache();
+    auto rows = model->forward(mx::array(ids.data(), {1, static_cast<int>(ids.size())}, mx::int32), cache);
+    rows = mx::reshape(mx::astype(rows, mx::float32), {static_cast<int>(ids.size()), -1});
+    mx::eval(rows);
+    out.insert({std::to_string(i), rows});
+    std::cerr << "logits " << i + 1 << "/" << lists.size() << "\n";
+  }
+  reprise::write_safetensors(out_file, out, {});
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::vector<std::string> args(argv + 1, argv + argc);
+  try {
+    if (args.size() == 2 && args[0] == "render") return render(args[1]), 0;
+    if (args.size() == 4 && args[0] == "logits") return logits(args[1], args[2], args[3]), 0;
+    std::cerr << "usage: oracle_probe render MODEL | oracle_probe logits MODEL IDS.json OUT.safetensors\n";
+    return 2;
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << "\n";
+    return 1;
+  }
+}
