@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "mlx/ops.h"
+#include "mlx/transforms.h"
 #include "reprise/base/error.h"
 #include "reprise/cache/state_reader.h"
 #include "reprise/nn/masks.h"
@@ -19,6 +20,11 @@ namespace mx = mlx::core;
 namespace {
 
 constexpr int kColumnAxis = 2;
+
+// Far more than a decode loop ever has under way, and few enough that the graph stays small.
+constexpr int kMaxUnevaluatedUpdates = 64;
+
+bool is_unevaluated(const mx::array& buffer) { return buffer.status() == mx::array::Status::unscheduled; }
 
 std::string describe(const mx::array& x) {
   std::ostringstream text;
@@ -173,6 +179,13 @@ KeysValues KVCache::update_and_fetch(const mx::array& keys, const mx::array& val
     fail("the columns must stay countable by int", describe(keys));
   }
 
+  const bool pending = !empty() && (is_unevaluated(*keys_) || is_unevaluated(*values_));
+  int num_unevaluated_updates = pending ? num_unevaluated_updates_ + 1 : 0;
+  if (num_unevaluated_updates > kMaxUnevaluatedUpdates) {
+    mx::eval(*keys_, *values_);
+    num_unevaluated_updates = 0;
+  }
+
   const bool fits = !empty() && offset_ + num_rows <= capacity();
   mx::array next_keys = fits ? written(*keys_, offset_, keys) : grown(keys_, offset_, keys);
   mx::array next_values = fits ? written(*values_, offset_, values) : grown(values_, offset_, values);
@@ -182,6 +195,7 @@ KeysValues KVCache::update_and_fetch(const mx::array& keys, const mx::array& val
   keys_ = std::move(next_keys);
   values_ = std::move(next_values);
   offset_ = next_offset;
+  num_unevaluated_updates_ = num_unevaluated_updates;
   return visible;
 }
 

@@ -52,6 +52,8 @@ class KVCache final : public AttentionCache {
   std::optional<mlx::core::array> keys_;    // [B, Hkv, W, D]
   std::optional<mlx::core::array> values_;  // [B, Hkv, W, Dv]
   int offset_ = 0;
+  // Updates since both buffers were last seen evaluated: bounds the graph when a model reads only one of them, or none.
+  int num_unevaluated_updates_ = 0;
 };
 
 }  // namespace reprise

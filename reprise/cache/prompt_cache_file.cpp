@@ -1,8 +1,6 @@
 #include "reprise/cache/prompt_cache_file.h"
 
-#include <algorithm>
 #include <filesystem>
-#include <span>
 #include <utility>
 #include <vector>
 
@@ -11,10 +9,10 @@
 #include "reprise/base/error.h"
 #include "reprise/cache/file_extension.h"
 #include "reprise/cache/file_layout.h"
+#include "reprise/cache/file_writer.h"
 #include "reprise/cache/registry.h"
 #include "reprise/storage/file_system.h"
 #include "reprise/storage/safetensors.h"
-#include "reprise/storage/safetensors_header.h"
 
 namespace reprise {
 
@@ -120,20 +118,6 @@ LoadedPromptCache read(const std::filesystem::path& file, ReadMode mode,
   }
 }
 
-void write(WritableFile& output, const SafetensorsHeader& header, const Tensors& tensors) {
-  const std::string head = internal::encode_safetensors_header(header);
-  output.append(std::as_bytes(std::span(head)));
-  std::vector<const TensorRecord*> order;
-  for (const TensorRecord& record : header.tensors) order.push_back(&record);
-  std::sort(order.begin(), order.end(), [](const TensorRecord* a, const TensorRecord* b) {
-    return std::pair(a->begin, a->end) < std::pair(b->begin, b->end);
-  });
-  for (const TensorRecord* record : order) {
-    const mx::array& tensor = tensors.at(record->name);
-    if (tensor.nbytes() > 0) output.append(std::as_bytes(std::span(tensor.data<char>(), tensor.nbytes())));
-  }
-}
-
 }  // namespace
 
 std::string save_prompt_cache(const std::string& file, const PromptCache& cache,
@@ -154,7 +138,7 @@ std::string save_prompt_cache(const std::string& file, const PromptCache& cache,
     replace.verify = [&](const std::filesystem::path& temporary) { read(temporary, ReadMode::memory_map, digest); };
   }
   replace_file(
-      target, [&](WritableFile& output) { write(output, header, content.tensors); }, replace);
+      target, [&](WritableFile& output) { internal::write_content(output, header, content.tensors); }, replace);
   return target;
 }
 

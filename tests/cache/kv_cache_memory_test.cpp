@@ -79,6 +79,28 @@ TEST(KVCacheMemory, Z6MetadataThatNobodyReadsCostsNothing) {
   EXPECT_EQ(cache.length(), 300);
 }
 
+// Each update that is not evaluated keeps its rows alive: 5,000 of them would be 5 MB.
+TEST(KVCacheMemory, Z6AModelThatReadsOnlyTheKeysOrNothingKeepsMemoryFlat) {
+  for (const bool reads_keys : {true, false}) {
+    KVCache cache;
+    append(cache, range(0, 10), kShape);
+    key_buffer(cache);
+    const std::size_t limit = active_bytes() + 2 * cache.nbytes() + 200'000;
+    for (int i = 0; i < 5000; ++i) {
+      Rows one = rows({i % 200}, kShape);
+      mx::eval(one.keys, one.values);
+      cache.trim(1);
+      const auto seen = std::get<DenseKV>(cache.update_and_fetch(one.keys, one.values));
+      if (reads_keys) {
+        mx::array keys = seen.keys;
+        keys.eval();
+      }
+      ASSERT_LE(active_bytes(), limit) << "at step " << i;
+    }
+    EXPECT_EQ(tokens_of(cache.keys_and_values()).back(), 4999 % 200);
+  }
+}
+
 // A step is dispatched before the one before it is read, as generation does it. With two layers or more, a layer's last
 // reader is done when its next row is written.
 TEST(KVCacheMemory, X2PipelinedDecodingKeepsAddresses) {
