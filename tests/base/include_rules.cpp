@@ -297,7 +297,9 @@ std::vector<std::string> unlisted_files(const std::vector<SourceFile>& cmake_lis
   std::set<std::string> listed;
   for (const auto& list : cmake_lists) {
     for (const auto& call : cmake_calls(list.text)) {
-      for (const auto& argument : call) listed.insert(normalized(folder_of(list.path) + "/" + argument));
+      // reprise_fuzz(NAME …) builds NAME.cpp.
+      const std::string ending = call[0] == "reprise_fuzz" ? ".cpp" : "";
+      for (const auto& argument : call) listed.insert(normalized(folder_of(list.path) + "/" + argument + ending));
     }
   }
   std::vector<std::string> found;
