@@ -45,20 +45,20 @@ const TypeRow* find_type(std::uint32_t number) {
 }
 
 // Types of metadata values. Numbers are stored on disk.
-enum ValueType : std::uint32_t {
-  kUint8 = 0,
-  kInt8 = 1,
-  kUint16 = 2,
-  kInt16 = 3,
-  kUint32 = 4,
-  kInt32 = 5,
-  kFloat32 = 6,
-  kBool = 7,
-  kString = 8,
-  kArray = 9,
-  kUint64 = 10,
-  kInt64 = 11,
-  kFloat64 = 12,
+enum class ValueType : std::uint32_t {
+  uint8 = 0,
+  int8 = 1,
+  uint16 = 2,
+  int16 = 3,
+  uint32 = 4,
+  int32 = 5,
+  float32 = 6,
+  boolean = 7,
+  string = 8,
+  array = 9,
+  uint64 = 10,
+  int64 = 11,
+  float64 = 12,
 };
 
 constexpr std::uint64_t kDefaultAlignment = 32;
@@ -138,7 +138,7 @@ class Parser {
           fail("an array's item " + std::to_string(stored) + " is too large");
         }
       }
-      value = static_cast<Kept>(stored);
+      value = static_cast<Kept>(+stored);  // promoted first: a sign is meant to be kept
     }
     return values;
   }
@@ -146,38 +146,38 @@ class Parser {
   GgufArray array() {
     const auto type = number<std::uint32_t>("an array's type");
     const auto count = number<std::uint64_t>("an array's length");
-    switch (type) {
-      case kUint8:
+    switch (static_cast<ValueType>(type)) {
+      case ValueType::uint8:
         return numbers<std::uint8_t, std::int64_t>(count);
-      case kInt8:
+      case ValueType::int8:
         return numbers<std::int8_t, std::int64_t>(count);
-      case kUint16:
+      case ValueType::uint16:
         return numbers<std::uint16_t, std::int64_t>(count);
-      case kInt16:
+      case ValueType::int16:
         return numbers<std::int16_t, std::int64_t>(count);
-      case kUint32:
+      case ValueType::uint32:
         return numbers<std::uint32_t, std::int64_t>(count);
-      case kInt32:
+      case ValueType::int32:
         return numbers<std::int32_t, std::int64_t>(count);
-      case kUint64:
+      case ValueType::uint64:
         return numbers<std::uint64_t, std::int64_t>(count);
-      case kInt64:
+      case ValueType::int64:
         return numbers<std::int64_t, std::int64_t>(count);
-      case kFloat32:
+      case ValueType::float32:
         return numbers<float, double>(count);
-      case kFloat64:
+      case ValueType::float64:
         return numbers<double, double>(count);
-      case kBool: {
+      case ValueType::boolean: {
         std::vector<bool> values(checked_count(count, 1));
         for (std::uint64_t i = 0; i < count; ++i) values[i] = boolean();
         return values;
       }
-      case kString: {
+      case ValueType::string: {
         std::vector<std::string> values(checked_count(count, 8));
         for (std::string& value : values) value = string("an array of strings");
         return values;
       }
-      case kArray:
+      case ValueType::array:
         throw Error(ErrorCode::unsupported, "[parse_gguf] arrays of arrays are not supported");
       default:
         fail("unknown type " + std::to_string(type) + " of an array");
@@ -186,32 +186,32 @@ class Parser {
 
   GgufValue value() {
     const auto type = number<std::uint32_t>("a value's type");
-    switch (type) {
-      case kUint8:
+    switch (static_cast<ValueType>(type)) {
+      case ValueType::uint8:
         return std::uint64_t{number<std::uint8_t>("a value")};
-      case kInt8:
+      case ValueType::int8:
         return std::int64_t{number<std::int8_t>("a value")};
-      case kUint16:
+      case ValueType::uint16:
         return std::uint64_t{number<std::uint16_t>("a value")};
-      case kInt16:
+      case ValueType::int16:
         return std::int64_t{number<std::int16_t>("a value")};
-      case kUint32:
+      case ValueType::uint32:
         return std::uint64_t{number<std::uint32_t>("a value")};
-      case kInt32:
+      case ValueType::int32:
         return std::int64_t{number<std::int32_t>("a value")};
-      case kUint64:
+      case ValueType::uint64:
         return number<std::uint64_t>("a value");
-      case kInt64:
+      case ValueType::int64:
         return number<std::int64_t>("a value");
-      case kFloat32:
+      case ValueType::float32:
         return double{number<float>("a value")};
-      case kFloat64:
+      case ValueType::float64:
         return number<double>("a value");
-      case kBool:
+      case ValueType::boolean:
         return boolean();
-      case kString:
+      case ValueType::string:
         return string("a string");
-      case kArray:
+      case ValueType::array:
         return array();
       default:
         fail("unknown type " + std::to_string(type) + " of a value");
