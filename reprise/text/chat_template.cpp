@@ -138,7 +138,8 @@ std::string ChatTemplate::render(const std::vector<ChatMessage>& messages, const
   std::string final_message;
   if (options.continue_final_message) final_message = mark_final_message(list);
   variables["messages"] = std::move(list);
-  variables["tools"] = options.tools_json.empty() ? json() : parse(options.tools_json, "tools_json", json::value_t::array);
+  variables["tools"] =
+      options.tools_json.empty() ? json() : parse(options.tools_json, "tools_json", json::value_t::array);
   variables["documents"] = nullptr;
   variables["add_generation_prompt"] = options.add_generation_prompt;
   if (!options.kwargs_json.empty()) {

@@ -13,8 +13,8 @@ struct Detokenizer::Impl {
 };
 
 Detokenizer::Detokenizer(const Tokenizer& tokenizer, DecodeOptions options)
-    : impl_(std::make_unique<Impl>(
-          Impl{tokenizer.impl_, internal::Decoder(tokenizer.impl_->textkit.get(), options)})) {}
+    : impl_(std::make_unique<Impl>(Impl{tokenizer.impl_, internal::Decoder(tokenizer.impl_->textkit.get(), options)})) {
+}
 Detokenizer::~Detokenizer() = default;
 Detokenizer::Detokenizer(Detokenizer&&) noexcept = default;
 Detokenizer& Detokenizer::operator=(Detokenizer&&) noexcept = default;

@@ -137,10 +137,8 @@ json post_processor(const TokenizerData& data, bool adds_bos) {
 }
 
 json byte_level(bool use_regex, bool add_prefix_space) {
-  return {{"type", "ByteLevel"},
-          {"add_prefix_space", add_prefix_space},
-          {"trim_offsets", true},
-          {"use_regex", use_regex}};
+  return {
+      {"type", "ByteLevel"}, {"add_prefix_space", add_prefix_space}, {"trim_offsets", true}, {"use_regex", use_regex}};
 }
 
 json pre_tokenizers(const PreTokenizer& pre, bool add_prefix_space) {
@@ -192,8 +190,8 @@ std::string byte_level_bpe(const TokenizerData& data) {
                 {"pre_tokenizer", pre_tokenizers(*pre, gguf.add_space_prefix.value_or(false))},
                 {"post_processor", post_processor(data, pre->adds_bos)},
                 {"decoder", byte_level(true, true)}};
-  return with_model(outer, bpe_model(gguf, written_merges(gguf),
-                                     {{"type", "BPE"}, {"ignore_merges", pre->ignore_merges}}));
+  return with_model(outer,
+                    bpe_model(gguf, written_merges(gguf), {{"type", "BPE"}, {"ignore_merges", pre->ignore_merges}}));
 }
 
 std::string sentencepiece_bpe(const TokenizerData& data) {

@@ -65,9 +65,8 @@ Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 Tokens Tokenizer::encode(std::string_view text, EncodeOptions options) const {
   TextkitIds ids;
   internal::TextkitText message;
-  const textkit_status status =
-      textkit_tokenizer_encode(impl_->textkit.get(), text.data(), text.size(), options.add_special_tokens ? 1 : 0,
-                               ids.out(), message.out());
+  const textkit_status status = textkit_tokenizer_encode(impl_->textkit.get(), text.data(), text.size(),
+                                                         options.add_special_tokens ? 1 : 0, ids.out(), message.out());
   internal::check_textkit(status, "Tokenizer::encode", message);
   Tokens tokens;
   tokens.reserve(ids.view().size());

@@ -92,7 +92,10 @@ pub fn apply(name: &str, value: Value, args: &Args) -> Result<Value> {
         // Numbers.
         "abs" => match &value {
             Value::Float(f) => Ok(Value::Float(f.abs())),
-            other => other.as_int().map(|i| Value::Int(i.abs())).ok_or_else(|| Failure::invalid("abs needs a number")),
+            other => {
+                let number = other.as_int().ok_or_else(|| Failure::invalid("abs needs a number"))?;
+                number.checked_abs().map(Value::Int).ok_or_else(operators::overflow)
+            }
         },
         "int" => to_int(&value, args),
         "float" => {

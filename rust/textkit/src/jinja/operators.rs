@@ -149,7 +149,7 @@ fn unsupported(symbol: &str, left: &Value, right: &Value) -> Failure {
     }
 }
 
-fn overflow() -> Failure {
+pub fn overflow() -> Failure {
     Failure::invalid("number is too large")
 }
 
@@ -157,7 +157,7 @@ pub fn negate(value: &Value) -> Result<Value> {
     match value {
         Value::Float(f) => Ok(Value::Float(-f)),
         _ => match value.as_int() {
-            Some(i) => Ok(Value::Int(-i)),
+            Some(i) => i.checked_neg().map(Value::Int).ok_or_else(overflow),
             None => Err(Failure::invalid(format!("bad operand type for unary -: '{}'", value.type_name()))),
         },
     }
