@@ -1,0 +1,23 @@
+# Runs an example that needs a model and looks for a phrase in what it prints.
+# cmake -DPROGRAM=… -DARGUMENTS=a;b -DINPUT=text -DEXPECT=regex -DSOURCE_DIR=… -P run_with_model.cmake
+set(model "$ENV{REPRISE_MODEL}")
+if(NOT model)
+  set(model "${SOURCE_DIR}/.cache/models/SmolLM2-135M-Instruct.Q4_1.gguf")
+endif()
+if(NOT EXISTS "${model}")
+  message("skipped: no small model: set REPRISE_MODEL or let ./run fetch it")
+  return()
+endif()
+set(folder "${CMAKE_CURRENT_BINARY_DIR}/example_run")
+file(REMOVE_RECURSE "${folder}")
+file(MAKE_DIRECTORY "${folder}")
+file(WRITE "${folder}/input" "${INPUT}")
+execute_process(COMMAND "${PROGRAM}" "${model}" ${ARGUMENTS} WORKING_DIRECTORY "${folder}" INPUT_FILE "${folder}/input"
+  OUTPUT_VARIABLE output ERROR_VARIABLE notes RESULT_VARIABLE status)
+message("${output}${notes}")
+if(NOT status EQUAL 0)
+  message(FATAL_ERROR "exit status ${status}")
+endif()
+if(NOT "${output}${notes}" MATCHES "${EXPECT}")
+  message(FATAL_ERROR "the output has no '${EXPECT}'")
+endif()
