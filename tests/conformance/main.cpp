@@ -2,6 +2,7 @@
 // Exit status: 0 all passed, 1 a case failed, 2 nothing could be run as asked.
 #include <algorithm>
 #include <iostream>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <string>
@@ -62,9 +63,17 @@ void run_family(const Family& family, const Arguments& arguments, Totals& totals
   for (std::size_t i = 0; i < family.cases.size(); ++i) {
     const Json& test_case = family.cases[i];
     const std::string name = test_case.value("name", "case " + std::to_string(i));
-    if (!chosen(test_case, arguments)) {
-      ++totals.skipped;
-    } else if (const auto failure = replay(test_case, family)) {
+    std::optional<Failure> failure;
+    try {
+      if (!chosen(test_case, arguments)) {
+        ++totals.skipped;
+        continue;
+      }
+      failure = replay(test_case, family);
+    } catch (const std::exception& error) {
+      failure = Failure{std::nullopt, std::string("not a case: ") + error.what()};
+    }
+    if (failure) {
       ++totals.failed;
       const std::string where = failure->step ? " step " + std::to_string(*failure->step) : "";
       std::cout << "FAILED " << family.name << "/" << name << where << ": " << failure->what << "\n";

@@ -82,6 +82,12 @@ TEST(Replay, AnUnknownOperationFailsAlsoWhereAnErrorIsExpected) {
   EXPECT_NE(failure_text(test_case).find("unknown operation leap"), std::string::npos);
 }
 
+TEST(Replay, ACaseWithoutStepsProvesNothing) {
+  Json test_case = update_case();
+  test_case.erase("steps");
+  EXPECT_EQ(failure_text(test_case), "a case without steps");
+}
+
 TEST(Replay, AMissingAnswerIsADifference) {
   Json test_case = update_case();
   test_case["steps"][1]["expect"]["mask"] = {{"kind", "null"}};
