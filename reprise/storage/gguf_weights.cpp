@@ -5,6 +5,7 @@
 #include <cstring>
 #include <exception>
 #include <limits>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -173,7 +174,10 @@ WeightMap convert_gguf_tensors(const std::vector<GgufConversion>& conversions, s
   {
     std::vector<std::jthread> helpers;
     const unsigned int num_threads = std::clamp(std::thread::hardware_concurrency(), 1u, 4u);
-    for (unsigned int i = 1; i < num_threads; ++i) helpers.emplace_back(work);
+    try {
+      for (unsigned int i = 1; i < num_threads; ++i) helpers.emplace_back(work);
+    } catch (const std::system_error&) {  // no more threads to be had: fewer do the same work
+    }
     work();
   }
   if (failure) std::rethrow_exception(failure);
