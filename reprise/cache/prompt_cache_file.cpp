@@ -9,7 +9,6 @@
 #include "reprise/base/error.h"
 #include "reprise/cache/file_extension.h"
 #include "reprise/cache/file_layout.h"
-#include "reprise/cache/file_writer.h"
 #include "reprise/cache/registry.h"
 #include "reprise/storage/file_system.h"
 #include "reprise/storage/safetensors.h"
@@ -138,7 +137,7 @@ std::string save_prompt_cache(const std::string& file, const PromptCache& cache,
     replace.verify = [&](const std::filesystem::path& temporary) { read(temporary, ReadMode::memory_map, digest); };
   }
   replace_file(
-      target, [&](WritableFile& output) { internal::write_content(output, header, content.tensors); }, replace);
+      target, [&](WritableFile& output) { append_safetensors(output, header, content.tensors); }, replace);
   return target;
 }
 

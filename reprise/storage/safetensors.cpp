@@ -101,21 +101,6 @@ std::span<const std::byte> contiguous_bytes(const mx::array& array, std::optiona
   return {reinterpret_cast<const std::byte*>(keep->data<char>()), keep->nbytes()};
 }
 
-// Header, then the data in file order.
-void write_to(WritableFile& output, const SafetensorsHeader& header, const Tensors& tensors) {
-  const std::string head = internal::encode_safetensors_header(header);
-  output.append(std::as_bytes(std::span(head)));
-  std::vector<const TensorRecord*> order;
-  for (const TensorRecord& record : header.tensors) order.push_back(&record);
-  std::sort(order.begin(), order.end(), [](const TensorRecord* a, const TensorRecord* b) {
-    return std::pair(a->begin, a->end) < std::pair(b->begin, b->end);
-  });
-  for (const TensorRecord* record : order) {
-    std::optional<mx::array> keep;
-    output.append(contiguous_bytes(tensors.at(record->name), keep));
-  }
-}
-
 class StringFile final : public WritableFile {
  public:
   void append(std::span<const std::byte> bytes) override {
@@ -176,19 +161,37 @@ SafetensorsHeader plan_safetensors(const Tensors& tensors, const Metadata& metad
   return header;
 }
 
+void append_safetensors(WritableFile& output, const SafetensorsHeader& header, const Tensors& tensors) {
+  const std::string head = internal::encode_safetensors_header(header);
+  if (head.size() != header.data_offset) {
+    throw Error(ErrorCode::internal, "[append_safetensors] the header must have " + std::to_string(header.data_offset) +
+                                         " bytes as planned, but got " + std::to_string(head.size()));
+  }
+  output.append(std::as_bytes(std::span(head)));
+  std::vector<const TensorRecord*> order;
+  for (const TensorRecord& record : header.tensors) order.push_back(&record);
+  std::sort(order.begin(), order.end(), [](const TensorRecord* a, const TensorRecord* b) {
+    return std::pair(a->begin, a->end) < std::pair(b->begin, b->end);
+  });
+  for (const TensorRecord* record : order) {
+    std::optional<mx::array> keep;
+    output.append(contiguous_bytes(tensors.at(record->name), keep));
+  }
+}
+
 std::string serialize_safetensors(const Tensors& tensors, const Metadata& metadata) {
   const SafetensorsHeader header = plan_safetensors(tensors, metadata);
   StringFile output;
   std::uint64_t data_bytes = 0;
   for (const TensorRecord& record : header.tensors) data_bytes += record.end - record.begin;
   output.text.reserve(header.data_offset + data_bytes);
-  write_to(output, header, tensors);
+  append_safetensors(output, header, tensors);
   return std::move(output.text);
 }
 
 void write_safetensors(const std::filesystem::path& file, const Tensors& tensors, const Metadata& metadata) {
   const SafetensorsHeader header = plan_safetensors(tensors, metadata);
-  replace_file(file, [&](WritableFile& output) { write_to(output, header, tensors); });
+  replace_file(file, [&](WritableFile& output) { append_safetensors(output, header, tensors); });
 }
 
 }  // namespace reprise

@@ -18,6 +18,8 @@
 
 namespace reprise {
 
+class WritableFile;
+
 // One tensor as the header describes it.
 struct TensorRecord {
   std::string name;
@@ -70,6 +72,12 @@ std::string serialize_safetensors(const std::map<std::string, mlx::core::array>&
 // sort by `begin` for the order of the data.
 SafetensorsHeader plan_safetensors(const std::map<std::string, mlx::core::array>& tensors,
                                    const std::map<std::string, std::string>& metadata);
+
+// Writes a planned file piece by piece into an open one: no second copy of the data in memory. `header` is
+// plan_safetensors' for these tensors; its metadata may since have changed, but not in length.
+// Throws: internal when the header no longer has the planned size; what the file throws.
+void append_safetensors(WritableFile& output, const SafetensorsHeader& header,
+                        const std::map<std::string, mlx::core::array>& tensors);
 
 // Writes atomically (file_system.h) without a second copy of the data in memory.
 // Throws: what replace_file throws; nothing is left behind and the old file is untouched.
