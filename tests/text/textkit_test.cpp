@@ -1,11 +1,12 @@
 // libtextkit exports its header, all of it and nothing else.
 #include <gtest/gtest.h>
 
+#include <cctype>
 #include <cstdio>
 #include <fstream>
 #include <iterator>
-#include <regex>
 #include <set>
+#include <string>
 
 namespace reprise {
 namespace {
@@ -13,9 +14,14 @@ namespace {
 std::set<std::string> declared() {
   std::ifstream file(REPRISE_SOURCE_DIR "/rust/textkit/include/textkit.h");
   const std::string text{std::istreambuf_iterator<char>(file), {}};
-  const std::regex function("\\b(textkit_\\w+)\\(");
+  // Every "textkit_name(" declares one.
   std::set<std::string> names;
-  for (std::sregex_iterator at(text.begin(), text.end(), function), end; at != end; ++at) names.insert((*at)[1]);
+  const std::string prefix = "textkit_";
+  for (std::size_t at = text.find(prefix); at != std::string::npos; at = text.find(prefix, at + 1)) {
+    std::size_t end = at;
+    while (std::isalnum(static_cast<unsigned char>(text[end])) != 0 || text[end] == '_') ++end;
+    if (text[end] == '(') names.insert(text.substr(at, end - at));
+  }
   return names;
 }
 

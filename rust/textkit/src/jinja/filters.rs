@@ -497,8 +497,10 @@ fn map(value: &Value, args: &Args) -> Result<Value> {
         }
         return list(out);
     }
-    let filter = args.first_str()?;
-    let rest = Args { positional: args.positional[1..].to_vec(), named: args.named.clone() };
+    let Some((Value::Str(filter), rest)) = args.positional.split_first() else {
+        return Err(Failure::invalid("map needs the name of a filter or an attribute"));
+    };
+    let rest = Args { positional: rest.to_vec(), named: args.named.clone() };
     for item in value.items()? {
         let _level = meter::deeper()?;
         out.push(apply(filter, item, &rest)?);
