@@ -98,7 +98,9 @@ class Chat {
     }
     end_answer();
     write_answer("\n");
-    if (last_->finish_reason == FinishReason::cancelled) print_note("(stopped)");
+    if (last_->finish_reason == FinishReason::cancelled) {
+      print_note(last_->tokens.empty() ? "(stopped before the answer: the message is taken back)" : "(stopped)");
+    }
     if (last_->finish_reason == FinishReason::length && reader_.is_interactive()) {
       print_note("(cut off after " + std::to_string(last_->stats.completion_tokens) + " tokens: --max-tokens)");
     }

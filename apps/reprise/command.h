@@ -1,11 +1,8 @@
 // The subcommands of `reprise`: each adds its flags to the command line and, when chosen, leaves what is to be run.
 #pragma once
 
+#include <CLI/CLI.hpp>
 #include <functional>
-
-namespace CLI {
-class App;
-}
 
 namespace reprise::app {
 

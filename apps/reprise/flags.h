@@ -2,6 +2,7 @@
 // Threads: one.
 #pragma once
 
+#include <CLI/CLI.hpp>
 #include <functional>
 #include <limits>
 #include <optional>
@@ -9,10 +10,6 @@
 #include <vector>
 
 #include "reprise/generate/generate.h"
-
-namespace CLI {
-class App;
-}
 
 namespace reprise::app {
 

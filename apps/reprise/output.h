@@ -11,7 +11,11 @@
 
 namespace reprise::app {
 
-enum ExitCode { kDone = 0, kFailed = 1, kWrongUsage = 2, kInterrupted = 130 };
+// Exit codes.
+inline constexpr int kDone = 0;
+inline constexpr int kFailed = 1;
+inline constexpr int kWrongUsage = 2;
+inline constexpr int kInterrupted = 130;  // as shells report a program that Ctrl-C ended
 
 // A command line that cannot be meant: exit code 2.
 class UsageError : public std::runtime_error {

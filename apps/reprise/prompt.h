@@ -5,8 +5,8 @@
 #include <optional>
 #include <string>
 
-#include "apps/reprise/flags.h"
 #include "reprise/cache/prompt_cache_file.h"
+#include "reprise/generate/generate.h"
 
 namespace reprise::app {
 

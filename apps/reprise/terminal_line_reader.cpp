@@ -218,7 +218,7 @@ class TerminalLineReader final : public LineReader {
       } else if (signal == SIGTSTP) {
         suspend();
       } else {
-        ending_signal_ = signal;
+        ending_signal_ = static_cast<unsigned char>(signal);
         return false;
       }
     }
