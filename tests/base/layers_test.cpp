@@ -40,7 +40,7 @@ std::vector<SourceFile> files_below(const std::vector<std::string>& folders, con
 }
 
 std::vector<SourceFile> all_cmake_lists() {
-  return files_below({"reprise", "apps", "tests", "examples", "bench", "fuzz"}, {"CMakeLists.txt"});
+  return files_below({"reprise", "apps", "tests", "examples", "bench", "fuzz", "rust"}, {"CMakeLists.txt"});
 }
 
 std::string lines(const std::vector<std::string>& findings) {
@@ -76,6 +76,7 @@ TEST(Layers, EveryFileIsNamedInACMakeList) {
   std::vector<std::string> paths;
   for (const auto& file : files_below({"reprise", "apps"}, {".h", ".cpp"})) paths.push_back(file.path);
   for (const auto& file : files_below({"tests", "examples", "bench", "fuzz"}, {".cpp"})) paths.push_back(file.path);
+  for (const auto& file : files_below({"rust/textkit/src"}, {".rs"})) paths.push_back(file.path);
   EXPECT_EQ(lines(unlisted_files(all_cmake_lists(), paths)), "");
 }
 
