@@ -12,9 +12,7 @@ install(TARGETS ${_rooms} reprise_mlx reprise_reprise
   FILE_SET HEADERS DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
 install(EXPORT repriseTargets NAMESPACE reprise:: DESTINATION "${_package_dir}")
 
-if(TARGET reprise_textkit)
-  install(FILES $<TARGET_FILE:reprise_textkit> DESTINATION "${CMAKE_INSTALL_LIBDIR}")
-endif()
+install(FILES $<TARGET_FILE:reprise_textkit> DESTINATION "${CMAKE_INSTALL_LIBDIR}")
 if(TARGET reprise_program)
   install(TARGETS reprise_program RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
 endif()
