@@ -58,6 +58,7 @@ std::stop_token Interrupts::begin_work() {
   const std::lock_guard lock(mutex_);
   work_ = std::stop_source();
   working_ = true;
+  if (take_wake()) work_.request_stop();  // it came just after the input that began this work
   return work_.get_token();
 }
 
@@ -66,10 +67,11 @@ void Interrupts::end_work() {
   working_ = false;
 }
 
-void Interrupts::take_wake() {
+bool Interrupts::take_wake() {
   char bytes[64];
-  while (::read(wake_[0], bytes, sizeof bytes) > 0) {
-  }
+  bool found = false;
+  while (::read(wake_[0], bytes, sizeof bytes) > 0) found = true;
+  return found;
 }
 
 int Interrupts::count() const {

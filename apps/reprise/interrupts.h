@@ -18,14 +18,15 @@ class Interrupts {
   Interrupts(const Interrupts&) = delete;
   Interrupts& operator=(const Interrupts&) = delete;
 
-  // Interrupts between the two calls stop the returned token; a second one before end_work ends the program with exit
-  // code kInterrupted.
+  // Interrupts between the two calls stop the returned token, as does one before that nobody has taken; a second one
+  // before end_work ends the program with exit code kInterrupted.
   std::stop_token begin_work();
   void end_work();
 
   // Becomes readable by an interrupt outside of work. Drained by take_wake.
   int wake_descriptor() const { return wake_[0]; }
-  void take_wake();
+  // Returns: whether there was one.
+  bool take_wake();
 
   // Interrupts since the last call of reset().
   int count() const;

@@ -85,6 +85,14 @@ void use_utf8_locale() {
   }
 }
 
+// Standard input's terminal once more, by a description of our own that never blocks: Ctrl-C empties the terminal's
+// input, possibly after poll() has promised a byte and before read() would take it.
+int open_keys() {
+  const char* name = ::ttyname(STDIN_FILENO);
+  const int descriptor = name == nullptr ? -1 : ::open(name, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+  return descriptor < 0 ? STDIN_FILENO : descriptor;
+}
+
 class TerminalLineReader final : public LineReader {
  public:
   TerminalLineReader(Interrupts& interrupts, FILE* screen) : interrupts_(interrupts), screen_(screen) {
@@ -111,8 +119,9 @@ class TerminalLineReader final : public LineReader {
     ::el_set(edit_, EL_EDITOR, "emacs");
     ::el_set(edit_, EL_HIST, ::history, history_);
     ::el_set(edit_, EL_GETCFN, &TerminalLineReader::read_char);
-    ::el_set(edit_, EL_ADDFN, "reprise-paste", "Insert pasted text", &TerminalLineReader::paste);
-    ::el_set(edit_, EL_ADDFN, "reprise-newline", "Begin a new line of the message", &TerminalLineReader::new_line);
+    // The wide form keeps the texts; the other would leak its copies.
+    ::el_wset(edit_, EL_ADDFN, L"reprise-paste", L"Insert pasted text", &TerminalLineReader::paste);
+    ::el_wset(edit_, EL_ADDFN, L"reprise-newline", L"Begin a new line of the message", &TerminalLineReader::new_line);
     ::el_set(edit_, EL_BIND, "\033[200~", "reprise-paste", nullptr);
     ::el_set(edit_, EL_BIND, "\033\r", "reprise-newline", nullptr);
     ::el_set(edit_, EL_BIND, "\033\n", "reprise-newline", nullptr);
@@ -124,6 +133,7 @@ class TerminalLineReader final : public LineReader {
     ::el_end(edit_);
     ::history_end(history_);
     signal_descriptor = -1;
+    if (keys_ != STDIN_FILENO) ::close(keys_);
     for (const int descriptor : signals_) ::close(descriptor);
   }
 
@@ -136,6 +146,7 @@ class TerminalLineReader final : public LineReader {
     {
       const EditingSignals signals;
       put(kPasteOn);
+      ::el_set(edit_, EL_PREP_TERM, 1);  // before the prompt, so that nothing typed at its sight is echoed twice
       int count = 0;
       const char* line = ::el_gets(edit_, &count);
       put(kPasteOff);
@@ -188,8 +199,7 @@ class TerminalLineReader final : public LineReader {
 
   int next_byte(unsigned char& byte) {
     for (;;) {
-      pollfd waiting[3] = {
-          {STDIN_FILENO, POLLIN, 0}, {interrupts_.wake_descriptor(), POLLIN, 0}, {signals_[0], POLLIN, 0}};
+      pollfd waiting[3] = {{keys_, POLLIN, 0}, {interrupts_.wake_descriptor(), POLLIN, 0}, {signals_[0], POLLIN, 0}};
       if (::poll(waiting, 3, -1) < 0) {
         if (errno == EINTR) continue;
         return -1;
@@ -202,9 +212,9 @@ class TerminalLineReader final : public LineReader {
       }
       if ((waiting[2].revents & POLLIN) != 0 && !handle_signals()) return -1;
       if ((waiting[0].revents & (POLLIN | POLLHUP | POLLERR)) == 0) continue;
-      const ssize_t got = ::read(STDIN_FILENO, &byte, 1);
+      const ssize_t got = ::read(keys_, &byte, 1);
       if (got == 1) return 1;
-      if (got < 0 && errno == EINTR) continue;
+      if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
       return got == 0 ? 0 : -1;
     }
   }
@@ -288,6 +298,7 @@ class TerminalLineReader final : public LineReader {
   fs::path file_ = history_file();
   History* history_ = nullptr;
   EditLine* edit_ = nullptr;
+  const int keys_ = open_keys();
   int signals_[2] = {-1, -1};
   bool interrupted_ = false;
   int ending_signal_ = 0;
