@@ -1,5 +1,6 @@
 #include "reprise/nn/attention.h"
 
+#include <stdexcept>
 #include <string>
 
 #include "mlx/fast.h"
@@ -23,9 +24,11 @@ void check_shapes(const mx::array& q, const mx::array& k, const mx::array& v) {
                     v.shape(0) == q.shape(0) && k.shape(1) > 0 && q.shape(1) % k.shape(1) == 0 &&
                     v.shape(1) == k.shape(1) && v.shape(2) == k.shape(2) && k.shape(3) == q.shape(3);
   if (fits) return;
-  throw Error(ErrorCode::invalid_argument,
-              "[scaled_dot_product_attention] queries [B, H, L, D], keys [B, Hkv, S, D] and values [B, Hkv, S, Dv] must "
-              "agree, but got " + text(q.shape()) + ", " + text(k.shape()) + ", " + text(v.shape()));
+  throw Error(
+      ErrorCode::invalid_argument,
+      "[scaled_dot_product_attention] queries [B, H, L, D], keys [B, Hkv, S, D] and values [B, Hkv, S, Dv] must "
+      "agree, but got " +
+          text(q.shape()) + ", " + text(k.shape()) + ", " + text(v.shape()));
 }
 
 }  // namespace
@@ -34,7 +37,8 @@ mx::array scaled_dot_product_attention(const mx::array& queries, const KeysValue
                                        const AttentionScoreOptions& options) {
   const auto* dense = std::get_if<DenseKV>(&keys_values);
   if (dense == nullptr) {
-    throw Error(ErrorCode::unsupported, "[scaled_dot_product_attention] quantised keys and values are not supported yet");
+    throw Error(ErrorCode::unsupported,
+                "[scaled_dot_product_attention] quantised keys and values are not supported yet");
   }
   check_shapes(queries, dense->keys, dense->values);
   std::string mode;
@@ -44,10 +48,17 @@ mx::array scaled_dot_product_attention(const mx::array& queries, const KeysValue
   } else if (const auto* array = std::get_if<mx::array>(&options.mask)) {
     mask = array->dtype() == mx::bool_ ? *array : mx::astype(*array, queries.dtype());
   }
+  // What is left to go wrong is the mask's or the sinks' shape, which MLX checks.
+  const auto attend = [&] {
+    return mx::fast::scaled_dot_product_attention(queries, dense->keys, dense->values, options.scale, mode, mask,
+                                                  options.sinks);
+  };
   // Rows stored narrower than the queries are widened for the product; rows stored wider make it exact in their dtype.
-  auto out = mx::fast::scaled_dot_product_attention(queries, dense->keys, dense->values, options.scale, mode, mask,
-                                                    options.sinks);
-  return mx::astype(out, queries.dtype());
+  try {
+    return mx::astype(attend(), queries.dtype());
+  } catch (const std::invalid_argument& error) {
+    throw Error(ErrorCode::invalid_argument, std::string("[scaled_dot_product_attention] ") + error.what());
+  }
 }
 
 }  // namespace reprise

@@ -16,8 +16,8 @@ struct AttentionScoreOptions {
 };
 
 // softmax(scale · q · Kᵀ + mask) · V with grouped heads (H a multiple of Hkv).
-// queries [B, H, L, D]. Returns: [B, H, L, Dv] in the queries' dtype; a fully masked row is finite. Inputs stay as they are.
-// Throws: invalid_argument for shapes that do not fit; unsupported for quantised keys/values.
+// queries [B, H, L, D]. Returns: [B, H, L, Dv] in the queries' dtype; a fully masked row is finite. Inputs stay as they
+// are. Throws: invalid_argument for shapes that do not fit; unsupported for quantised keys/values.
 mlx::core::array scaled_dot_product_attention(const mlx::core::array& queries, const KeysValues& keys_values,
                                               const AttentionScoreOptions& options);
 

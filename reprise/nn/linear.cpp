@@ -11,8 +11,8 @@ namespace mx = mlx::core;
 
 namespace {
 
-// MLX's CPU quantised product is scalar code whose cost grows with the rows; unpacking the weight once and multiplying it
-// by BLAS costs as much as this many rows.
+// MLX's CPU quantised product is scalar code whose cost grows with the rows; unpacking the weight once and multiplying
+// it by BLAS costs as much as this many rows.
 constexpr std::size_t kRowsWorthUnpacking = 8;
 
 bool worth_unpacking(const mx::array& x) {

@@ -1,5 +1,6 @@
 #include "reprise/nn/masks.h"
 
+#include <limits>
 #include <string>
 
 #include "mlx/ops.h"
@@ -33,6 +34,10 @@ mx::array create_causal_mask(int N, int offset, const CausalMaskOptions& options
   check_at_least("create_causal_mask", "offset", offset, 0);
   if (options.window) check_at_least("create_causal_mask", "window", *options.window, 1);
 
+  if (offset > std::numeric_limits<int>::max() - N) {
+    throw Error(ErrorCode::invalid_argument, "[create_causal_mask] offset + N must be countable by int, but got " +
+                                                 std::to_string(offset) + " + " + std::to_string(N));
+  }
   const int columns = offset + N;
   auto keys = mx::reshape(mx::arange(0, columns, mx::int32), {1, columns});
   auto queries = mx::reshape(mx::arange(offset, columns, mx::int32), {N, 1});

@@ -1,5 +1,5 @@
-// Attention masks as bool arrays, true = may attend. Semantics: docs/caches of the project's spec section 4.
-// Threads: free functions; results are unevaluated arrays of the calling thread.
+// Attention masks as bool arrays, true = may attend: a query at position q sees keys k ≤ q, and with a window w only
+// those with k > q - w. Threads: free functions; results are unevaluated arrays of the calling thread.
 #pragma once
 
 #include <optional>
@@ -10,9 +10,9 @@
 namespace reprise {
 
 struct CausalMaskOptions {
-  std::optional<int> window = {};                        // ≥ 1: keys q - window < k ≤ q only
-  std::optional<mlx::core::array> right_padding = {};    // int32 [B]: columns after a row's last real token
-  std::optional<mlx::core::array> left_padding = {};     // int32 [B]: columns before a row's first real token
+  std::optional<int> window = {};                      // ≥ 1: keys q - window < k ≤ q only
+  std::optional<mlx::core::array> right_padding = {};  // int32 [B]: columns after a row's last real token
+  std::optional<mlx::core::array> left_padding = {};   // int32 [B]: columns before a row's first real token
 };
 
 // Query i (of N) sits at offset + i; key columns are 0 … offset + N - 1.
@@ -25,13 +25,12 @@ struct AttentionMaskOptions {
   std::optional<int> window = {};
 };
 
-// The mask for N new tokens after `offset` stored ones, all of which stay visible unless a window is given: NoMask for one
-// token without a window; an array with `return_array` or a window; else Causal.
-// Throws: as create_causal_mask.
+// The mask for N new tokens after `offset` stored ones, all of which stay visible unless a window is given: NoMask for
+// one token without a window; an array with `return_array` or a window; else Causal. Throws: as create_causal_mask.
 Mask create_attention_mask(int N, int offset, const AttentionMaskOptions& options = {});
 
-// The mask for N tokens that no cache precedes: NoMask for one token; an array with `return_array` or when the window is
-// shorter than N; else Causal. Throws: as create_causal_mask.
+// The mask for N tokens that no cache precedes: NoMask for one token; an array with `return_array` or when the window
+// is shorter than N; else Causal. Throws: as create_causal_mask.
 Mask create_attention_mask_without_cache(int N, const AttentionMaskOptions& options = {});
 
 }  // namespace reprise

@@ -13,9 +13,7 @@ class RmsNorm {
   RmsNorm(mlx::core::array weight, float eps) : weight_(std::move(weight)), eps_(eps) {}  // weight [E]
 
   // x [..., E] → the same shape and dtype.
-  mlx::core::array operator()(const mlx::core::array& x) const {
-    return mlx::core::fast::rms_norm(x, weight_, eps_);
-  }
+  mlx::core::array operator()(const mlx::core::array& x) const { return mlx::core::fast::rms_norm(x, weight_, eps_); }
 
  private:
   mlx::core::array weight_;

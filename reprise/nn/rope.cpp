@@ -76,8 +76,8 @@ std::vector<float> yarn_frequencies(std::vector<float> freqs, const RopeOptions&
   return freqs;
 }
 
-// LongRoPE (Ding et al., https://arxiv.org/abs/2402.13753). Always the long factors: rows in a cache must not change their
-// rotation when the length crosses a limit.
+// LongRoPE (Ding et al., https://arxiv.org/abs/2402.13753). Always the long factors: rows in a cache must not change
+// their rotation when the length crosses a limit.
 std::vector<float> longrope_frequencies(std::vector<float> freqs, const RopeScaling& scaling) {
   const auto& factors = scaling.long_factor;
   if (factors.size() != 1 && factors.size() != freqs.size()) {
@@ -119,12 +119,18 @@ mx::array evaluated(const std::vector<float>& values) {
 }  // namespace
 
 Rope::Rope(const RopeOptions& options) : dims_(options.dims), traditional_(options.traditional) {
-  if (options.dims < 2 || options.dims % 2 != 0) fail("dims must be even and positive, but got " + std::to_string(dims_));
+  if (options.dims < 2 || options.dims % 2 != 0)
+    fail("dims must be even and positive, but got " + std::to_string(dims_));
   if (!(options.base > 0.0f) || !std::isfinite(options.base)) fail("base must be positive");
   const RopeScaling scaling = options.scaling.value_or(RopeScaling{});
   const std::string& type = scaling.type;
   const auto use_freqs = [&](const std::vector<float>& freqs) { freqs_ = evaluated(freqs); };
   auto plain = inverse_frequencies(options.base, dims_);
+  if (scaling.factor && !(*scaling.factor > 0.0f && std::isfinite(*scaling.factor))) {
+    fail("factor must be positive, but got " + std::to_string(*scaling.factor));
+  }
+  if (scaling.original_max_position_embeddings.value_or(1) < 1)
+    fail("original_max_position_embeddings must be positive");
 
   if (type == "default") {
     base_ = options.base;
@@ -156,12 +162,21 @@ Rope::Rope(const RopeOptions& options) : dims_(options.dims), traditional_(optio
     for (std::size_t i = 0; i < plain.size(); ++i) plain[i] *= scaling.freq_factors[i];
     use_freqs(plain);
   } else {
-    throw Error(ErrorCode::unsupported, "[Rope] rope type must be one of default, linear, llama3, yarn, longrope, su, "
-                                        "proportional, dynamic, mrope, but got '" + type + "'");
+    throw Error(ErrorCode::unsupported,
+                "[Rope] rope type must be one of default, linear, llama3, yarn, longrope, su, "
+                "proportional, dynamic, mrope, but got '" +
+                    type + "'");
   }
 }
 
 mx::array Rope::operator()(const mx::array& x, const Offset& offset) const {
+  if (x.ndim() != 4 || x.shape(3) < dims_) {
+    fail("x must be [B, heads, L, D] with D of at least " + std::to_string(dims_) + ", but got rank " +
+         std::to_string(x.ndim()) + (x.ndim() == 4 ? " and D " + std::to_string(x.shape(3)) : ""));
+  }
+  if (const auto* rows = std::get_if<mx::array>(&offset); rows && rows->shape() != mx::Shape{x.shape(0)}) {
+    fail("offsets must be one per row of " + std::to_string(x.shape(0)));
+  }
   const auto rotate = [&](const mx::array& rows, const std::optional<float>& base, const Offset& at) {
     if (const int* position = std::get_if<int>(&at)) {
       return mx::fast::rope(rows, dims_, traditional_, base, scale_, *position, freqs_);

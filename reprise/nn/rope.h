@@ -45,15 +45,16 @@ class Rope {
   explicit Rope(const RopeOptions& options);
 
   // x [B, heads, L, D]; token t of row b is at offset (or offset[b]) + t. Returns: the same shape and dtype.
+  // Throws: invalid_argument for another rank, D < dims, or offsets that are not [B].
   mlx::core::array operator()(const mlx::core::array& x, const Offset& offset) const;
 
  private:
   int dims_;
   bool traditional_;
-  float scale_ = 1.0f;                      // multiplies positions
-  float input_scale_ = 1.0f;                // multiplies x[…, :dims] first
-  std::optional<float> base_;               // exactly one of base_ and freqs_ is set
-  std::optional<mlx::core::array> freqs_;   // float32 [dims / 2], denominators of the angle
+  float scale_ = 1.0f;                     // multiplies positions
+  float input_scale_ = 1.0f;               // multiplies x[…, :dims] first
+  std::optional<float> base_;              // exactly one of base_ and freqs_ is set
+  std::optional<mlx::core::array> freqs_;  // float32 [dims / 2], denominators of the angle
   struct Dynamic {
     float base;
     float factor;

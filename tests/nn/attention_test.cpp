@@ -39,7 +39,8 @@ std::vector<double> reference(const mx::array& q, const mx::array& k, const mx::
         for (int j = 0; j < S; ++j) {
           for (int d = 0; d < Dv; ++d) {
             out[static_cast<std::size_t>(((b * H + h) * L + i) * Dv + d)] +=
-                weight[static_cast<std::size_t>(j)] / total * V[static_cast<std::size_t>(((b * Hkv + g) * S + j) * Dv + d)];
+                weight[static_cast<std::size_t>(j)] / total *
+                V[static_cast<std::size_t>(((b * Hkv + g) * S + j) * Dv + d)];
           }
         }
       }
@@ -85,7 +86,8 @@ TEST_F(AttentionTest, BoolAndAdditiveMasksAgree) {
 }
 
 TEST_F(AttentionTest, FullyMaskedRowIsFinite) {
-  const auto out = scaled_dot_product_attention(q, DenseKV{k, v}, {.scale = kScale, .mask = mx::zeros({L, S}, mx::bool_)});
+  const auto out =
+      scaled_dot_product_attention(q, DenseKV{k, v}, {.scale = kScale, .mask = mx::zeros({L, S}, mx::bool_)});
   for (float x : test::floats(out)) EXPECT_TRUE(std::isfinite(x));
 }
 
@@ -99,6 +101,8 @@ TEST_F(AttentionTest, NarrowStoredRowsKeepTheQueriesDtype) {
 TEST_F(AttentionTest, ShapesThatDoNotFitAreRefused) {
   const auto bad = test::normal({B, 3, S, D}, 4);
   EXPECT_THROW(scaled_dot_product_attention(q, DenseKV{bad, v}, {}), Error);
+  EXPECT_THROW(scaled_dot_product_attention(q, DenseKV{k, v}, {.mask = mx::zeros({L, S + 2}, mx::bool_)}), Error);
+  EXPECT_THROW(scaled_dot_product_attention(q, DenseKV{k, v}, {.sinks = mx::zeros({H + 1})}), Error);
 }
 
 }  // namespace

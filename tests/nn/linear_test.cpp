@@ -16,7 +16,9 @@ QuantizedWeight quantized(const mx::array& w, int group_size, int bits, mx::Dtyp
   return {parts[0], parts[1], parts[2], group_size, bits};
 }
 
-float largest_difference(const mx::array& a, const mx::array& b) { return test::floats(mx::max(mx::abs(mx::subtract(a, b))))[0]; }
+float largest_difference(const mx::array& a, const mx::array& b) {
+  return test::floats(mx::max(mx::abs(mx::subtract(a, b))))[0];
+}
 
 TEST(Linear, QuantisedEqualsItsDequantisedWeight) {
   // Few rows and many take different kernels.
@@ -39,7 +41,8 @@ TEST(Linear, QuantisedEqualsItsDequantisedWeight) {
 
 TEST(Embedding, QuantisedRowsAndHeadEqualTheDequantisedTable) {
   const auto w = quantized(test::normal({10, 64}, 5), 32, 4, mx::float16);
-  const auto table = mx::dequantize(w.packed, mx::astype(w.scales, mx::float32), mx::astype(w.biases, mx::float32), 32, 4);
+  const auto table =
+      mx::dequantize(w.packed, mx::astype(w.scales, mx::float32), mx::astype(w.biases, mx::float32), 32, 4);
   const Embedding embedding(w, mx::float32);
   const mx::array ids({9, 0, 3}, {1, 3}, mx::int32);
   EXPECT_EQ(largest_difference(embedding(ids), mx::take(table, ids, 0)), 0.0f);

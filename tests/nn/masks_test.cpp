@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "reprise/base/error.h"
 #include "tests/nn/arrays.h"
 
@@ -39,7 +41,8 @@ TEST(Masks, M1PaddingsHideEachRowsOwnColumns) {
   const std::vector<int> left = {0, 3, 1};
   const std::vector<int> right = {2, 0, 1};
   const auto mask = create_causal_mask(N, offset,
-                                       {.window = 4, .right_padding = mx::array(right.data(), {3}, mx::int32),
+                                       {.window = 4,
+                                        .right_padding = mx::array(right.data(), {3}, mx::int32),
                                         .left_padding = mx::array(left.data(), {3}, mx::int32)});
   ASSERT_EQ(mask.shape(), (mx::Shape{3, 1, N, offset + N}));
   const auto got = test::bools(mask);
@@ -57,6 +60,7 @@ TEST(Masks, BadArgumentsAreRefused) {
   EXPECT_THROW(create_causal_mask(0), Error);
   EXPECT_THROW(create_causal_mask(1, -1), Error);
   EXPECT_THROW(create_causal_mask(1, 0, {.window = 0}), Error);
+  EXPECT_THROW(create_causal_mask(1, std::numeric_limits<int>::max()), Error);
   EXPECT_THROW(create_attention_mask(2, 0, {.window = -1}), Error);
   EXPECT_THROW(create_attention_mask_without_cache(0), Error);
 }
@@ -66,7 +70,8 @@ TEST(Masks, M2ChoiceOfKindFollowsTheTables) {
   EXPECT_TRUE(std::holds_alternative<Causal>(create_attention_mask(2, 9)));
   EXPECT_TRUE(std::holds_alternative<mx::array>(create_attention_mask(2, 9, {.return_array = true})));
   EXPECT_TRUE(std::holds_alternative<mx::array>(create_attention_mask(1, 9, {.window = 4})));
-  EXPECT_TRUE(std::holds_alternative<NoMask>(create_attention_mask_without_cache(1, {.return_array = true, .window = 1})));
+  EXPECT_TRUE(
+      std::holds_alternative<NoMask>(create_attention_mask_without_cache(1, {.return_array = true, .window = 1})));
   EXPECT_TRUE(std::holds_alternative<Causal>(create_attention_mask_without_cache(4, {.window = 4})));
   EXPECT_TRUE(std::holds_alternative<mx::array>(create_attention_mask_without_cache(5, {.window = 4})));
 }

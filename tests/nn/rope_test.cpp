@@ -14,8 +14,8 @@ namespace {
 namespace mx = mlx::core;
 
 // Angles by the definition, in float64. denominators: [dims / 2].
-std::vector<double> rotate(const std::vector<float>& x, int B, int H, int L, int D, const std::vector<double>& denominators,
-                           bool traditional, const std::vector<int>& offsets) {
+std::vector<double> rotate(const std::vector<float>& x, int B, int H, int L, int D,
+                           const std::vector<double>& denominators, bool traditional, const std::vector<int>& offsets) {
   std::vector<double> out(x.begin(), x.end());
   const int half = static_cast<int>(denominators.size());
   for (int b = 0; b < B; ++b) {
@@ -107,6 +107,15 @@ TEST(Rope, UnknownTypeIsNamedAndMissingKeysAreToldApart) {
   }
   EXPECT_THROW(Rope({.dims = 8, .scaling = RopeScaling{.type = "linear"}}), Error);
   EXPECT_THROW(Rope({.dims = 7}), Error);
+  EXPECT_THROW(Rope({.dims = 8, .scaling = RopeScaling{.type = "linear", .factor = 0.0f}}), Error);
+  EXPECT_THROW(
+      Rope({.dims = 8,
+            .scaling = RopeScaling{.type = "llama3", .factor = 8.0f, .original_max_position_embeddings = -8192}}),
+      Error);
+  const Rope rope({.dims = 8});
+  EXPECT_THROW(rope(mx::zeros({1, 1, 2, 6}), 0), Error);
+  EXPECT_THROW(rope(mx::zeros({2, 8}), 0), Error);
+  EXPECT_THROW(rope(mx::zeros({2, 1, 2, 8}), mx::zeros({3}, mx::int32)), Error);
   EXPECT_THROW(Rope({.dims = 8, .scaling = RopeScaling{.type = "freq_factors", .freq_factors = {1, 2}}}), Error);
 }
 
