@@ -32,6 +32,10 @@ std::unique_ptr<LayerCache> LayerCache::to_quantized(int, int) const {
 
 mx::array AttentionCache::attend(const mx::array& queries, const mx::array& keys, const mx::array& values,
                                  const AttentionOptions& options) {
+  if (queries.ndim() != 4 || keys.ndim() != 4 || queries.shape(2) != keys.shape(2)) {
+    throw Error(ErrorCode::invalid_argument,
+                "[AttentionCache::attend] queries [B, H, L, D] and keys [B, Hkv, L, D] must agree in L");
+  }
   const Offset position = offset();
   const mx::array rotated_queries = options.rope ? (*options.rope)(queries, position) : queries;
   mx::array new_keys = options.rope ? (*options.rope)(keys, position) : keys;

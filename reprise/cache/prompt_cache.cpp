@@ -26,6 +26,21 @@ std::string layer_name(const PromptCache& cache, std::size_t layer) {
 
 }  // namespace
 
+void PromptCache::push_back(std::unique_ptr<LayerCache> layer) {
+  if (layer == nullptr)
+    throw Error(ErrorCode::invalid_argument, "[PromptCache::push_back] a cache is needed, but got null");
+  layers_.push_back(std::move(layer));
+}
+
+void PromptCache::replace(std::size_t layer, std::unique_ptr<LayerCache> cache) {
+  if (cache == nullptr || layer >= layers_.size()) {
+    throw Error(ErrorCode::invalid_argument, "[PromptCache::replace] a cache and one of " +
+                                                 std::to_string(layers_.size()) + " layers are needed, but got layer " +
+                                                 std::to_string(layer) + (cache == nullptr ? " and null" : ""));
+  }
+  layers_[layer] = std::move(cache);
+}
+
 PromptCache PromptCache::fork() const {
   std::vector<std::unique_ptr<LayerCache>> layers;
   layers.reserve(layers_.size());

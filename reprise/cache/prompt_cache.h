@@ -23,9 +23,11 @@ class PromptCache {
   std::size_t size() const { return layers_.size(); }
   LayerCache& operator[](std::size_t layer) { return *layers_[layer]; }
   const LayerCache& operator[](std::size_t layer) const { return *layers_[layer]; }
-  void push_back(std::unique_ptr<LayerCache> layer) { layers_.push_back(std::move(layer)); }
+  // Throws: invalid_argument for null.
+  void push_back(std::unique_ptr<LayerCache> layer);
   // Puts another cache in the layer's place (quantisation in the middle of an answer).
-  void replace(std::size_t layer, std::unique_ptr<LayerCache> cache) { layers_.at(layer) = std::move(cache); }
+  // Throws: invalid_argument for null or a layer that is not there.
+  void replace(std::size_t layer, std::unique_ptr<LayerCache> cache);
 
   // The layer as the class a model needs. Throws: invalid_argument when there is no such layer or it is of another
   // class (a cache that was loaded for another model).

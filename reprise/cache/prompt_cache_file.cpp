@@ -113,7 +113,10 @@ LoadedPromptCache read(const std::filesystem::path& file, ReadMode mode,
   try {
     return decode(content, expected_digest);
   } catch (const Error& error) {
-    throw Error(error.code(), "[load_prompt_cache] " + file.string() + ": " + error.what());
+    constexpr std::string_view kOrigin = "[load_prompt_cache] ";
+    std::string_view what = error.what();
+    if (what.starts_with(kOrigin)) what.remove_prefix(kOrigin.size());
+    throw Error(error.code(), std::string(kOrigin) + file.string() + ": " + std::string(what));
   }
 }
 

@@ -161,6 +161,10 @@ TEST(PromptCache, ReplacePutsAnotherCacheInALayersPlace) {
   append(*layer, range(0, 2));
   cache.replace(1, std::move(layer));
   EXPECT_EQ(lengths(cache), (std::vector<int>{5, 2}));
+  EXPECT_THROW(cache.replace(2, std::make_unique<KVCache>()), Error);
+  EXPECT_THROW(cache.replace(0, nullptr), Error);
+  EXPECT_THROW(cache.push_back(nullptr), Error);
+  EXPECT_EQ(lengths(cache), (std::vector<int>{5, 2}));
 }
 
 TEST(PromptCache, X5LayersOutOfStepAreNamed) {
