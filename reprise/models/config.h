@@ -18,8 +18,8 @@ struct QuantizationSpec {
   int bits = 4;
 };
 
-// The exceptions that a config's `quantization` makes by layer path ("lm_head", "model.layers.0.self_attn.v_proj"); none:
-// kept dense. Everything else is told by the shapes of the stored weights.
+// The exceptions that a config's `quantization` makes by layer path ("lm_head", "model.layers.0.self_attn.v_proj");
+// none: kept dense. Everything else is told by the shapes of the stored weights.
 using QuantizationOverrides = std::map<std::string, std::optional<QuantizationSpec>>;
 
 class Config {

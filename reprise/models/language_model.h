@@ -16,23 +16,24 @@ namespace reprise {
 
 // What is common to all architectures.
 struct ModelInfo {
-  std::string model_type = {};      // Hugging Face's word
+  std::string model_type = {};  // Hugging Face's word
   int num_hidden_layers = 0;
   int vocab_size = 0;
   int hidden_size = 0;
   std::optional<int> max_position_embeddings = {};
-  std::string quantization = {};    // in a person's words: "4-bit, groups of 32", "none", "mixed (4-bit … )"
-  std::size_t num_parameters = 0;   // weights counted unpacked
-  std::size_t weights_nbytes = 0;   // as held in memory
+  std::string quantization = {};   // in a person's words: "4-bit, groups of 32", "none", "mixed (4-bit … )"
+  std::size_t num_parameters = 0;  // weights counted unpacked
+  std::size_t weights_nbytes = 0;  // as held in memory
 };
 
 class LanguageModel {
  public:
   virtual ~LanguageModel() = default;
 
-  // tokens int32 [B, L] → logits [B, L, V] in the compute dtype; appends L tokens to every layer of `cache`. Unevaluated:
-  // logits that nobody reads are never computed.
-  // Throws: invalid_argument for a cache of another model; the cache is then unchanged.
+  // tokens int32 [B, L] → logits [B, L, V] in the compute dtype; appends L tokens to every layer of `cache`.
+  // Unevaluated: logits that nobody reads are never computed. Requires: ids in [0, V); those that are not yet evaluated
+  // are not checked. Throws: invalid_argument for a cache of another model, or evaluated ids outside [0, V); the cache
+  // is then unchanged.
   virtual mlx::core::array forward(const mlx::core::array& tokens, PromptCache& cache) const = 0;
 
   // Caches of the kinds that this architecture needs, empty.
@@ -53,8 +54,8 @@ struct ModelOptions {
 };
 
 // Builds the architecture that config_json's `model_type` names, and evaluates its weights.
-// Throws: unsupported (model_type, quantisation mode, rope type: named), corrupt_data (a tensor is missing, has the wrong
-// shape, or is left over: named; config.json is no JSON or lacks a member).
+// Throws: unsupported (model_type, quantisation mode, rope type: named), corrupt_data (a tensor is missing, has the
+// wrong shape, or is left over: named; config.json is no JSON or lacks a member).
 std::unique_ptr<LanguageModel> make_model(const ModelFiles& files, const ModelOptions& options = {});
 
 // The model types that make_model knows.

@@ -42,9 +42,19 @@ struct LlamaConfig {
         mlp_bias(config.get_bool("mlp_bias").value_or(false)),
         rope(config.rope(head_dim)) {
     if (num_key_value_heads <= 0 || head_dim <= 0 || num_attention_heads % num_key_value_heads != 0) {
-      throw Error(ErrorCode::corrupt_data, "[make_model] num_attention_heads must be a multiple of num_key_value_heads, "
-                                           "but got " + std::to_string(num_attention_heads) + " and " +
-                                               std::to_string(num_key_value_heads));
+      throw Error(ErrorCode::corrupt_data,
+                  "[make_model] num_attention_heads must be a multiple of num_key_value_heads, "
+                  "but got " +
+                      std::to_string(num_attention_heads) + " and " + std::to_string(num_key_value_heads));
+    }
+    if (!(rms_norm_eps > 0.0f && std::isfinite(rms_norm_eps))) {
+      throw Error(ErrorCode::corrupt_data, "[make_model] rms_norm_eps must be positive");
+    }
+    if (const auto act = config.get_string("hidden_act"); act && *act != "silu" && *act != "swish") {
+      throw Error(ErrorCode::unsupported, "[make_model] hidden_act must be silu, but got '" + *act + "'");
+    }
+    if (config.get_int("max_position_embeddings").value_or(1) < 1) {
+      throw Error(ErrorCode::corrupt_data, "[make_model] max_position_embeddings must be positive");
     }
     // Attending past a window silently would answer wrongly; so would ignoring it.
     for (const std::string& type : config.get_strings("layer_types")) {
@@ -65,15 +75,17 @@ class Attention {
         kv_heads_(config.num_key_value_heads),
         head_dim_(config.head_dim),
         q_proj_(weights.take_linear(path + ".q_proj", heads_ * head_dim_, config.hidden_size, config.attention_bias)),
-        k_proj_(weights.take_linear(path + ".k_proj", kv_heads_ * head_dim_, config.hidden_size, config.attention_bias)),
-        v_proj_(weights.take_linear(path + ".v_proj", kv_heads_ * head_dim_, config.hidden_size, config.attention_bias)),
+        k_proj_(
+            weights.take_linear(path + ".k_proj", kv_heads_ * head_dim_, config.hidden_size, config.attention_bias)),
+        v_proj_(
+            weights.take_linear(path + ".v_proj", kv_heads_ * head_dim_, config.hidden_size, config.attention_bias)),
         o_proj_(weights.take_linear(path + ".o_proj", config.hidden_size, heads_ * head_dim_, config.attention_bias)) {}
 
   // x [B, L, E] → [B, L, E].
   mx::array operator()(const mx::array& x, AttentionCache& cache, const Rope& rope, const Mask& mask) const {
-    const auto out = cache.attend(split_heads(q_proj_(x), heads_), split_heads(k_proj_(x), kv_heads_),
-                                  split_heads(v_proj_(x), kv_heads_),
-                                  {.rope = &rope, .scale = 1.0f / std::sqrt(static_cast<float>(head_dim_)), .mask = mask});
+    const auto out = cache.attend(
+        split_heads(q_proj_(x), heads_), split_heads(k_proj_(x), kv_heads_), split_heads(v_proj_(x), kv_heads_),
+        {.rope = &rope, .scale = 1.0f / std::sqrt(static_cast<float>(head_dim_)), .mask = mask});
     return o_proj_(join_heads(out));
   }
 
@@ -117,7 +129,7 @@ class LlamaModel final : public LanguageModel {
         lm_head_(std::move(lm_head)) {}
 
   mx::array forward(const mx::array& tokens, PromptCache& cache) const override {
-    check_forward(tokens, cache, layers_.size());
+    check_forward(tokens, cache, layers_.size(), info().vocab_size);
     mx::array h = embed_tokens_(tokens);
     const Mask mask = cache.at<AttentionCache>(0).make_mask(tokens.shape(1));
     for (std::size_t i = 0; i < layers_.size(); ++i) {

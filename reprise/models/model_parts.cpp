@@ -1,5 +1,7 @@
 #include "reprise/models/model_parts.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <string>
 
 #include "mlx/device.h"
@@ -19,15 +21,33 @@ mx::array join_heads(const mx::array& x) {
   return mx::reshape(mx::transpose(x, {0, 2, 1, 3}), {x.shape(0), x.shape(2), -1});
 }
 
-void check_forward(const mx::array& tokens, const PromptCache& cache, std::size_t num_layers) {
-  if (tokens.ndim() != 2 || tokens.shape(0) < 1 || tokens.shape(1) < 1 || !mx::issubdtype(tokens.dtype(), mx::integer)) {
-    throw Error(ErrorCode::invalid_argument, "[LanguageModel::forward] tokens must be integers [B, L] with L of at least "
-                                             "1, but got rank " + std::to_string(tokens.ndim()) + " and " +
-                                                 std::to_string(tokens.size()) + " elements");
+namespace {
+
+// Ids that a running step still computes are the sampler's, hence in range; looking at them would wait for that step.
+bool in_vocabulary(const mx::array& tokens, int vocab_size) {
+  if (!tokens.is_available() || tokens.dtype() != mx::int32 || !tokens.flags().row_contiguous) return true;
+  const auto* ids = tokens.data<std::int32_t>();
+  return std::all_of(ids, ids + tokens.size(), [&](std::int32_t id) { return id >= 0 && id < vocab_size; });
+}
+
+}  // namespace
+
+void check_forward(const mx::array& tokens, const PromptCache& cache, std::size_t num_layers, int vocab_size) {
+  if (tokens.ndim() != 2 || tokens.shape(0) < 1 || tokens.shape(1) < 1 ||
+      !mx::issubdtype(tokens.dtype(), mx::integer)) {
+    throw Error(ErrorCode::invalid_argument,
+                "[LanguageModel::forward] tokens must be integers [B, L] with L of at least "
+                "1, but got rank " +
+                    std::to_string(tokens.ndim()) + " and " + std::to_string(tokens.size()) + " elements");
+  }
+  if (!in_vocabulary(tokens, vocab_size)) {
+    throw Error(ErrorCode::invalid_argument,
+                "[LanguageModel::forward] token ids must lie in [0, " + std::to_string(vocab_size) + ")");
   }
   if (cache.size() != num_layers) {
-    throw Error(ErrorCode::invalid_argument, "[LanguageModel::forward] the cache must have " + std::to_string(num_layers) +
-                                                 " layers, but got " + std::to_string(cache.size()));
+    throw Error(ErrorCode::invalid_argument, "[LanguageModel::forward] the cache must have " +
+                                                 std::to_string(num_layers) + " layers, but got " +
+                                                 std::to_string(cache.size()));
   }
   for (std::size_t i = 0; i < num_layers; ++i) {
     if (dynamic_cast<const AttentionCache*>(&cache[i]) == nullptr) {
@@ -38,7 +58,10 @@ void check_forward(const mx::array& tokens, const PromptCache& cache, std::size_
 }
 
 mx::Dtype compute_dtype(const ModelOptions& options, const WeightMap& weights) {
-  if (options.compute_dtype) return *options.compute_dtype;
+  if (const auto dtype = options.compute_dtype) {
+    if (*dtype == mx::float32 || *dtype == mx::float16 || *dtype == mx::bfloat16) return *dtype;
+    throw Error(ErrorCode::invalid_argument, "[make_model] compute_dtype must be float32, float16 or bfloat16");
+  }
   // MLX's CPU kernels have no narrow arithmetic: float32 costs nothing there and rounds least.
   if (mx::default_device() == mx::Device::cpu) return mx::float32;
   for (const auto& [name, weight] : weights) {

@@ -16,11 +16,12 @@ mlx::core::array split_heads(const mlx::core::array& x, int heads);
 // [B, heads, L, D] → [B, L, heads · D].
 mlx::core::array join_heads(const mlx::core::array& x);
 
-// Before a forward changes anything. Throws: invalid_argument for tokens that are not int [B, L] with L ≥ 1, or a cache of
-// another number of layers or kinds.
-void check_forward(const mlx::core::array& tokens, const PromptCache& cache, std::size_t num_layers);
+// Before a forward changes anything. Throws: invalid_argument for tokens that are not int [B, L] with L ≥ 1, evaluated
+// ids outside [0, V), or a cache of another number of layers or kinds.
+void check_forward(const mlx::core::array& tokens, const PromptCache& cache, std::size_t num_layers, int vocab_size);
 
-// The dtype that ModelOptions leaves open.
+// The dtype of `options`, or what it leaves open. Throws: invalid_argument for one that is not float32, float16 or
+// bfloat16.
 mlx::core::Dtype compute_dtype(const ModelOptions& options, const WeightMap& weights);
 
 // The scaling of `rope`, or, where the weights carry GGUF's rope factors, a scaling by them.

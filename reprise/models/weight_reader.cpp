@@ -95,7 +95,8 @@ Weight WeightReader::take_weight(const std::string& path, int out, int in) {
   const mx::Shape groups = {out, in / spec.group_size};
   mx::array scales = take_as_stored(path + ".scales", groups);
   mx::array biases = take_as_stored(path + ".biases", groups);
-  if (!is_float(scales.dtype()) || !is_float(biases.dtype())) corrupt("scales of '" + path + "' must be of a float type");
+  if (!is_float(scales.dtype()) || !is_float(biases.dtype()))
+    corrupt("scales of '" + path + "' must be of a float type");
   num_parameters_ += size;
   matrices_[std::to_string(spec.bits) + "-bit, groups of " + std::to_string(spec.group_size)] += size;
   return QuantizedWeight{keep(std::move(packed)), keep(std::move(scales)), keep(std::move(biases)), spec.group_size,

@@ -59,9 +59,9 @@ TEST_P(LlamaGolden, EveryScenarioOverItsOwnCachesEqualsTheOracle) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kit, LlamaGolden,
-                         testing::Values("llama", "llama_bf16", "llama_bf16_q4", "llama_bias_tied", "llama_bias_tied/hf",
-                                         "llama_q4_g64", "llama_q8_g32", "llama_q_mixed", "llama_rope_linear",
-                                         "llama_rope_llama3", "llama_rope_yarn", "mistral"),
+                         testing::Values("llama", "llama_bf16", "llama_bf16_q4", "llama_bias_tied",
+                                         "llama_bias_tied/hf", "llama_q4_g64", "llama_q8_g32", "llama_q_mixed",
+                                         "llama_rope_linear", "llama_rope_llama3", "llama_rope_yarn", "mistral"),
                          [](const auto& instance) {
                            std::string name = instance.param;
                            for (char& c : name) c = c == '/' ? '_' : c;

@@ -20,8 +20,9 @@ ModelFiles tiny_llama() {
   ModelFiles files;
   files.config_json = kConfig;
   const auto add = [&](const std::string& name, const mx::Shape& shape) {
-    files.weights.insert({name, mx::multiply(mx::random::normal(shape, mx::float32, mx::random::key(files.weights.size())),
-                                             mx::array(0.2f))});
+    files.weights.insert(
+        {name,
+         mx::multiply(mx::random::normal(shape, mx::float32, mx::random::key(files.weights.size())), mx::array(0.2f))});
   };
   add("model.embed_tokens.weight", {10, 16});
   add("model.norm.weight", {16});
@@ -63,13 +64,23 @@ TEST(MakeModel, TinyLlamaRunsAndKnowsItself) {
   EXPECT_EQ(cache_length(cache), 3);
 }
 
+TEST(MakeModel, AComputeDtypeThatIsNoFloatOfOursIsRefused) {
+  for (mx::Dtype dtype : {mx::int32, mx::float64, mx::complex64}) {
+    EXPECT_THROW(make_model(tiny_llama(), {.compute_dtype = dtype}), Error);
+  }
+  EXPECT_NO_THROW(make_model(tiny_llama(), {.compute_dtype = mx::bfloat16}));
+}
+
 TEST(MakeModel, EveryDamageIsNamed) {
   expect_refused([](ModelFiles& f) { f.weights.erase("model.layers.0.mlp.up_proj.weight"); }, ErrorCode::corrupt_data,
                  "model.layers.0.mlp.up_proj.weight");
   expect_refused([](ModelFiles& f) { f.weights.insert_or_assign("model.norm.weight", mx::zeros({17})); },
                  ErrorCode::corrupt_data, "[17]");
-  expect_refused([](ModelFiles& f) { f.weights.insert({"model.layers.1.mlp.up_proj.weight", mx::zeros({24, 16})}); },
-                 ErrorCode::corrupt_data, "model.layers.1.mlp.up_proj.weight");
+  expect_refused(
+      [](ModelFiles& f) {
+        f.weights.insert({"model.layers.1.mlp.up_proj.weight", mx::zeros({24, 16})});
+      },
+      ErrorCode::corrupt_data, "model.layers.1.mlp.up_proj.weight");
   expect_refused([](ModelFiles& f) { f.weights.insert_or_assign("model.norm.weight", mx::zeros({16}, mx::int32)); },
                  ErrorCode::corrupt_data, "float");
   expect_refused([](ModelFiles& f) { replace(f.config_json, "llama", "gopher"); }, ErrorCode::unsupported, "gopher");
@@ -77,16 +88,32 @@ TEST(MakeModel, EveryDamageIsNamed) {
                  "hidden_size");
   expect_refused([](ModelFiles& f) { replace(f.config_json, "16", "\"16\""); }, ErrorCode::corrupt_data, "hidden_size");
   expect_refused([](ModelFiles& f) { replace(f.config_json, "16", "-16"); }, ErrorCode::corrupt_data, "positive");
+  expect_refused([](ModelFiles& f) { replace(f.config_json, "1e-5", "-1"); }, ErrorCode::corrupt_data, "rms_norm_eps");
+  expect_refused([](ModelFiles& f) { replace(f.config_json, "true}", "true, \"hidden_act\": \"gelu\"}"); },
+                 ErrorCode::unsupported, "gelu");
+  expect_refused([](ModelFiles& f) { replace(f.config_json, "true}", "true, \"max_position_embeddings\": 0}"); },
+                 ErrorCode::corrupt_data, "max_position_embeddings");
+  expect_refused(
+      [](ModelFiles& f) {
+        replace(f.config_json, "true}", "true, \"rope_scaling\": {\"type\": \"linear\", \"factor\": 0}}");
+      },
+      ErrorCode::invalid_argument, "factor");
   expect_refused([](ModelFiles& f) { f.config_json = "{"; }, ErrorCode::corrupt_data, "JSON");
-  expect_refused([](ModelFiles& f) { replace(f.config_json, "true}", "true, \"rope_scaling\": {\"type\": \"spiral\"}}"); },
-                 ErrorCode::unsupported, "spiral");
+  expect_refused(
+      [](ModelFiles& f) { replace(f.config_json, "true}", "true, \"rope_scaling\": {\"type\": \"spiral\"}}"); },
+      ErrorCode::unsupported, "spiral");
   expect_refused([](ModelFiles& f) { replace(f.config_json, "true}", "true, \"rope_scaling\": 3}"); },
                  ErrorCode::corrupt_data, "rope_scaling");
   expect_refused(
-      [](ModelFiles& f) { replace(f.config_json, "true}", "true, \"quantization_config\": {\"quant_method\": \"gptq\"}}"); },
+      [](ModelFiles& f) {
+        replace(f.config_json, "true}", "true, \"quantization_config\": {\"quant_method\": \"gptq\"}}");
+      },
       ErrorCode::unsupported, "gptq");
-  expect_refused([](ModelFiles& f) { f.weights.insert({"model.layers.0.mlp.up_proj.scales", mx::zeros({24, 1})}); },
-                 ErrorCode::corrupt_data, "model.layers.0.mlp.up_proj");
+  expect_refused(
+      [](ModelFiles& f) {
+        f.weights.insert({"model.layers.0.mlp.up_proj.scales", mx::zeros({24, 1})});
+      },
+      ErrorCode::corrupt_data, "model.layers.0.mlp.up_proj");
 }
 
 TEST(MakeModel, PackingIsReadFromTheShapesWhereTheConfigDoesNotNameTheLayer) {
@@ -96,10 +123,12 @@ TEST(MakeModel, PackingIsReadFromTheShapesWhereTheConfigDoesNotNameTheLayer) {
   for (auto& [name, weight] : files.weights) {
     if (name.find("norm") != std::string::npos) weight = mx::ones({32});
     if (name.find("embed") != std::string::npos) weight = mx::ones({10, 32});
-    if (name.find("gate") != std::string::npos || name.find("up_proj") != std::string::npos) weight = mx::ones({24, 32});
+    if (name.find("gate") != std::string::npos || name.find("up_proj") != std::string::npos)
+      weight = mx::ones({24, 32});
     if (name.find("down") != std::string::npos) weight = mx::ones({32, 24});
     if (name.find("q_proj") != std::string::npos) weight = mx::ones({16, 32});
-    if (name.find("k_proj") != std::string::npos || name.find("v_proj") != std::string::npos) weight = mx::ones({8, 32});
+    if (name.find("k_proj") != std::string::npos || name.find("v_proj") != std::string::npos)
+      weight = mx::ones({8, 32});
     if (name.find("o_proj") != std::string::npos) weight = mx::ones({32, 16});
   }
   const auto parts = mx::quantize(mx::random::normal({10, 32}), 32, 8);
@@ -117,6 +146,8 @@ TEST(MakeModel, ACacheOfAnotherModelIsRefusedUnchanged) {
   EXPECT_EQ(cache_length(cache), 0);
   auto own = model->make_cache();
   EXPECT_THROW(model->forward(mx::array({1, 2}), own), Error) << "tokens without a batch axis";
+  EXPECT_THROW(model->forward(mx::array({99999999}, {1, 1}), own), Error) << "an id that the model does not know";
+  EXPECT_THROW(model->forward(mx::array({-1}, {1, 1}), own), Error);
   EXPECT_EQ(cache_length(own), 0);
 }
 
