@@ -1,6 +1,9 @@
 #include "reprise/generate/chat_file.h"
 
+#include <algorithm>
+#include <limits>
 #include <nlohmann/json.hpp>
+#include <type_traits>
 
 #include "reprise/base/error.h"
 
@@ -30,6 +33,51 @@ void visit_numbers(Params& params, Visit visit) {
   visit("frequency_context_size", params.frequency_context_size);
 }
 
+[[noreturn]] void corrupt(const std::string& what) {
+  throw Error(ErrorCode::corrupt_data, "[ChatSession::load] the transcript is damaged: " + what);
+}
+
+// A member of a JSON object. nlohmann converts between kinds of numbers in silence, so every value is checked first.
+const Json& member(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  if (found == object.end()) corrupt(std::string("'") + key + "' is missing");
+  return *found;
+}
+
+template <typename Number>
+Number number_of(const Json& value, const char* key) {
+  if constexpr (std::is_floating_point_v<Number>) {
+    if (value.is_number()) return value.get<Number>();
+  } else if (value.is_number_unsigned()) {
+    const auto number = value.get<std::uint64_t>();
+    if (number <= static_cast<std::uint64_t>(std::numeric_limits<Number>::max())) return static_cast<Number>(number);
+  } else if (value.is_number_integer() && std::is_signed_v<Number>) {
+    const auto number = value.get<std::int64_t>();
+    if (number >= static_cast<std::int64_t>(std::numeric_limits<Number>::min())) return static_cast<Number>(number);
+  }
+  corrupt(std::string("'") + key + "' has no number that fits, but " + value.dump().substr(0, 40));
+}
+
+const Json& list_of(const Json& object, const char* key) {
+  const Json& value = member(object, key);
+  if (!value.is_array()) corrupt(std::string("'") + key + "' must be a list");
+  return value;
+}
+
+template <typename Number>
+std::vector<Number> numbers_of(const Json& list, const char* key) {
+  if (!list.is_array()) corrupt(std::string("'") + key + "' must hold lists");
+  std::vector<Number> numbers;
+  for (const Json& value : list) numbers.push_back(number_of<Number>(value, key));
+  return numbers;
+}
+
+std::string text_of(const Json& object, const char* key) {
+  const Json& value = member(object, key);
+  if (!value.is_string()) corrupt(std::string("'") + key + "' must be text");
+  return value.get<std::string>();
+}
+
 Json sampling_to_json(const SamplingParams& params) {
   Json json = Json::object();
   visit_numbers(params, [&](const char* key, const auto& value) { json[key] = value; });
@@ -42,17 +90,18 @@ Json sampling_to_json(const SamplingParams& params) {
 
 SamplingParams sampling_from_json(const Json& json) {
   SamplingParams params;
-  visit_numbers(params, [&](const char* key, auto& value) { json.at(key).get_to(value); });
-  json.at("xtc_special_tokens").get_to(params.xtc_special_tokens);
-  for (const Json& pair : json.at("logit_bias")) {
-    params.logit_bias[pair.at(0).get<TokenId>()] = pair.at(1).get<float>();
+  if (!json.is_object()) corrupt("'sampling' must be an object");
+  visit_numbers(params, [&](const char* key, auto& value) {
+    value = number_of<std::remove_reference_t<decltype(value)>>(member(json, key), key);
+  });
+  params.xtc_special_tokens = numbers_of<TokenId>(member(json, "xtc_special_tokens"), "xtc_special_tokens");
+  for (const Json& pair : list_of(json, "logit_bias")) {
+    if (!pair.is_array() || pair.size() != 2) corrupt("'logit_bias' must hold pairs");
+    params.logit_bias[number_of<TokenId>(pair[0], "logit_bias")] = number_of<float>(pair[1], "logit_bias");
   }
-  if (!json.at("seed").is_null()) params.seed = json.at("seed").get<std::uint64_t>();
+  const Json& seed = member(json, "seed");
+  if (!seed.is_null()) params.seed = number_of<std::uint64_t>(seed, "seed");
   return params;
-}
-
-[[noreturn]] void corrupt(const std::string& what) {
-  throw Error(ErrorCode::corrupt_data, "[ChatSession::load] the transcript is damaged: " + what);
 }
 
 void check(const SavedChat& chat) {
@@ -67,6 +116,9 @@ void check(const SavedChat& chat) {
   if (turns != chat.answers.size() || turns != chat.draws_before.size()) {
     corrupt("the number of answers differs from the number of assistant messages");
   }
+  auto draws = chat.draws_before;
+  draws.push_back(chat.num_draws);
+  if (!std::is_sorted(draws.begin(), draws.end())) corrupt("the numbers of draws do not grow");
 }
 
 }  // namespace
@@ -87,7 +139,8 @@ std::string chat_to_json(const SavedChat& chat) {
                        {"sampling", sampling_to_json(chat.sampling)},
                        {"tools", chat.tools_json},
                        {"template_kwargs", chat.kwargs_json}}}};
-  // An answer cut in the middle of a character holds U+FFFD, never broken UTF-8; a user's message is checked when encoded.
+  // An answer cut in the middle of a character holds U+FFFD, never broken UTF-8; a user's message is checked when
+  // encoded.
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
@@ -96,28 +149,28 @@ SavedChat chat_from_json(const std::string& text) {
   if (!json.is_object() || !json.contains("chat")) {
     throw Error(ErrorCode::failed_precondition, "[ChatSession::load] the file holds no chat");
   }
-  try {
-    const Json& body = json.at("chat");
-    if (body.at("version").get<int>() > kVersion) {
-      throw Error(ErrorCode::unsupported, "[ChatSession::load] the transcript's version must be at most " +
-                                              std::to_string(kVersion) + ", but got " + body.at("version").dump());
-    }
-    SavedChat chat;
-    for (const Json& message : body.at("messages")) {
-      chat.messages.push_back({message.at("role").get<std::string>(), message.at("content").get<std::string>(),
-                               message.value("extra", std::string())});
-    }
-    body.at("answers").get_to(chat.answers);
-    body.at("draws_before").get_to(chat.draws_before);
-    body.at("num_draws").get_to(chat.num_draws);
-    chat.sampling = sampling_from_json(body.at("sampling"));
-    body.at("tools").get_to(chat.tools_json);
-    body.at("template_kwargs").get_to(chat.kwargs_json);
-    check(chat);
-    return chat;
-  } catch (const Json::exception& error) {
-    corrupt(error.what());
+  const Json& body = json["chat"];
+  if (!body.is_object()) corrupt("'chat' must be an object");
+  const int version = number_of<int>(member(body, "version"), "version");
+  if (version < 1) corrupt("'version' must be at least 1");
+  if (version > kVersion) {
+    throw Error(ErrorCode::unsupported, "[ChatSession::load] the transcript's version must be at most " +
+                                            std::to_string(kVersion) + ", but got " + std::to_string(version));
   }
+  SavedChat chat;
+  for (const Json& message : list_of(body, "messages")) {
+    if (!message.is_object()) corrupt("'messages' must hold objects");
+    chat.messages.push_back({text_of(message, "role"), text_of(message, "content"),
+                             message.contains("extra") ? text_of(message, "extra") : std::string()});
+  }
+  for (const Json& answer : list_of(body, "answers")) chat.answers.push_back(numbers_of<TokenId>(answer, "answers"));
+  chat.draws_before = numbers_of<std::uint64_t>(member(body, "draws_before"), "draws_before");
+  chat.num_draws = number_of<std::uint64_t>(member(body, "num_draws"), "num_draws");
+  chat.sampling = sampling_from_json(member(body, "sampling"));
+  chat.tools_json = text_of(body, "tools");
+  chat.kwargs_json = text_of(body, "template_kwargs");
+  check(chat);
+  return chat;
 }
 
 }  // namespace reprise::internal

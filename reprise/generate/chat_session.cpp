@@ -6,7 +6,9 @@
 #include "reprise/base/error.h"
 #include "reprise/cache/prompt_cache_file.h"
 #include "reprise/generate/chat_file.h"
+#include "reprise/generate/restore_checks.h"
 #include "reprise/generate/transcript.h"
+#include "reprise/text/detokenizer.h"
 
 namespace reprise {
 
@@ -26,11 +28,13 @@ ChatSession::Transcript ChatSession::new_transcript() const {
 }
 
 void ChatSession::reset() {
+  check_between_turns("reset");
   cache_ = {make_prompt_cache(*model_->model), {}};
   state_ = new_transcript();
 }
 
 void ChatSession::set_system_prompt(std::optional<std::string> text) {
+  check_between_turns("set_system_prompt");
   options_.system_prompt = std::move(text);
   reset();
 }
@@ -50,7 +54,46 @@ void ChatSession::rewind_to_common_prefix(const Tokens& ids) {
   }
 }
 
+void ChatSession::check_between_turns(const char* function) const {
+  if (!in_turn_) return;
+  throw Error(ErrorCode::failed_precondition, std::string("[ChatSession::") + function +
+                                                  "] the session must be between turns, but got a call within one");
+}
+
+Tokens ChatSession::answer_ids(const GenerateResult& result, const std::vector<TokenId>& stop_tokens) const {
+  Tokens ids = result.tokens;
+  if (result.finish_reason != FinishReason::stop || ids.empty()) return ids;
+  // A stop token ends the answer without being part of it: the template writes its own.
+  const auto& eos = model_->tokenizer.eos_token_ids();
+  const auto holds = [&](const std::vector<TokenId>& of) {
+    return std::find(of.begin(), of.end(), ids.back()) != of.end();
+  };
+  if (holds(eos) || holds(stop_tokens)) {
+    ids.pop_back();
+    return ids;
+  }
+  // A stop string may begin within a token: the ids wholly before it stay, what is left of the text is encoded.
+  Detokenizer detokenizer(model_->tokenizer);
+  std::string text;
+  std::size_t kept_ids = 0;
+  std::size_t kept_bytes = 0;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    const std::string piece = detokenizer.add(ids[i]);
+    text += piece;
+    if (!result.text.starts_with(text)) break;
+    if (!piece.empty()) {
+      kept_ids = i + 1;
+      kept_bytes = text.size();
+    }
+  }
+  ids.resize(kept_ids);
+  const Tokens rest = model_->tokenizer.encode(std::string_view(result.text).substr(kept_bytes));
+  ids.insert(ids.end(), rest.begin(), rest.end());
+  return ids;
+}
+
 GenerateResult ChatSession::say(const std::string& text, const TurnOptions& turn) {
+  check_between_turns("say");
   std::vector<ChatMessage> messages = state_.messages;
   messages.push_back({"user", text});
   const Tokens ids = internal::transcript_ids(
@@ -64,19 +107,19 @@ GenerateResult ChatSession::say(const std::string& text, const TurnOptions& turn
   generate_options.cancel = turn.cancel;
   generate_options.on_progress = turn.on_progress;
   generate_options.on_text = turn.on_text;
-  GenerateResult result =
-      generate(*model_, std::span(ids).subspan(cache_.tokens.size()), cache_, generate_options);
+  struct InTurn {
+    bool& flag;
+    explicit InTurn(bool& of) : flag(of) { flag = true; }
+    ~InTurn() { flag = false; }
+  };
+  GenerateResult result = [&] {
+    const InTurn guard(in_turn_);
+    return generate(*model_, std::span(ids).subspan(cache_.tokens.size()), cache_, generate_options);
+  }();
   if (result.finish_reason == FinishReason::cancelled && result.tokens.empty()) return result;
 
-  // A stop token ends the answer without being part of it: the template writes its own.
-  Tokens answer = result.tokens;
-  const auto is_stop = [&](TokenId id) {
-    const auto& eos = model_->tokenizer.eos_token_ids();
-    const auto& extra = generate_options.stop_tokens;
-    return std::find(eos.begin(), eos.end(), id) != eos.end() || std::find(extra.begin(), extra.end(), id) != extra.end();
-  };
-  if (result.finish_reason == FinishReason::stop && !answer.empty() && is_stop(answer.back())) answer.pop_back();
-  messages.push_back({"assistant", result.text});
+  Tokens answer = answer_ids(result, generate_options.stop_tokens);
+  messages.push_back({"assistant", internal::answer_text(model_->tokenizer, answer)});
   state_.messages = std::move(messages);
   state_.answers.push_back(std::move(answer));
   state_.draws_before.push_back(state_.num_draws);
@@ -86,6 +129,7 @@ GenerateResult ChatSession::say(const std::string& text, const TurnOptions& turn
 
 // The cache stays as it is: the next turn trims it to what it shares with the new transcript.
 std::optional<std::string> ChatSession::undo() {
+  check_between_turns("undo");
   if (state_.answers.empty()) return {};
   state_.messages.pop_back();
   std::string user_text = std::move(state_.messages.back().content);
@@ -97,6 +141,7 @@ std::optional<std::string> ChatSession::undo() {
 }
 
 ChatSession ChatSession::fork() const {
+  check_between_turns("fork");
   ChatSession copy(*model_, options_);
   copy.state_ = state_;
   copy.cache_ = cache_.fork();
@@ -104,17 +149,20 @@ ChatSession ChatSession::fork() const {
 }
 
 std::string ChatSession::save(const std::filesystem::path& file) const {
+  check_between_turns("save");
   SaveOptions save_options;
   save_options.extension.tokens = cache_.tokens;
   save_options.extension.model_fingerprint = model_->fingerprint;
-  save_options.extension.app_json = internal::chat_to_json(
-      {state_.messages, state_.answers, state_.draws_before, state_.num_draws, options_.generate.sampling,
-       options_.tools_json, options_.kwargs_json});
+  save_options.extension.app_json =
+      internal::chat_to_json({state_.messages, state_.answers, state_.draws_before, state_.num_draws,
+                              options_.generate.sampling, options_.tools_json, options_.kwargs_json});
   return save_prompt_cache(file.string(), cache_.cache,
-                           {{"model", model_->path}, {"tokenizer_config", model_->tokenizer_config_json}}, save_options);
+                           {{"model", model_->path}, {"tokenizer_config", model_->tokenizer_config_json}},
+                           save_options);
 }
 
 void ChatSession::load(const std::filesystem::path& file) {
+  check_between_turns("load");
   LoadedPromptCache loaded = load_prompt_cache_file(file.string());
   const auto refuse = [&](ErrorCode code, const std::string& what) {
     throw Error(code, "[ChatSession::load] '" + file.string() + "' " + what);
@@ -122,24 +170,15 @@ void ChatSession::load(const std::filesystem::path& file) {
   if (loaded.extension.app_json.empty() || !loaded.extension.tokens) {
     refuse(ErrorCode::failed_precondition, "is a prompt cache without a chat's transcript");
   }
+  internal::SavedChat chat = internal::chat_from_json(loaded.extension.app_json);
   if (loaded.extension.model_fingerprint != model_->fingerprint) {
     refuse(ErrorCode::failed_precondition, "belongs to another model than '" + model_->path + "'");
   }
-  internal::SavedChat chat = internal::chat_from_json(loaded.extension.app_json);
-  const PromptCache expected = make_prompt_cache(*model_->model);
-  if (loaded.cache.size() != expected.size()) refuse(ErrorCode::corrupt_data, "has another number of layers than its model");
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    if (loaded.cache[i].class_name() != expected[i].class_name()) {
-      refuse(ErrorCode::corrupt_data, "has a " + loaded.cache[i].class_name() + " in layer " + std::to_string(i));
-    }
+  RecordedCache restored{std::move(loaded.cache), std::move(*loaded.extension.tokens)};
+  if (const auto problem = internal::misfit(*model_, restored)) {
+    refuse(problem->other_dtype ? ErrorCode::failed_precondition : ErrorCode::corrupt_data, problem->what);
   }
-  const int vocab_size = model_->model->info().vocab_size;
-  const auto known = [&](TokenId id) { return id >= 0 && id < vocab_size; };
-  bool ids_known = std::all_of(loaded.extension.tokens->begin(), loaded.extension.tokens->end(), known);
-  for (const Tokens& answer : chat.answers) ids_known = ids_known && std::all_of(answer.begin(), answer.end(), known);
-  if (!ids_known) refuse(ErrorCode::corrupt_data, "has token ids that its model does not know");
-  check_prompt_cache(loaded.cache, static_cast<int>(loaded.extension.tokens->size()));
-  check_sampling_params(chat.sampling);
+  if (const auto problem = internal::misfit(*model_, chat)) refuse(ErrorCode::corrupt_data, *problem);
 
   // Nothing below throws.
   const bool has_system = !chat.messages.empty() && chat.messages.front().role == "system";
@@ -148,7 +187,7 @@ void ChatSession::load(const std::filesystem::path& file) {
   options_.tools_json = std::move(chat.tools_json);
   options_.kwargs_json = std::move(chat.kwargs_json);
   state_ = {std::move(chat.messages), std::move(chat.answers), std::move(chat.draws_before), chat.num_draws};
-  cache_ = {std::move(loaded.cache), std::move(*loaded.extension.tokens)};
+  cache_ = std::move(restored);
 }
 
 }  // namespace reprise

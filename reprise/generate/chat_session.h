@@ -16,9 +16,9 @@ namespace reprise {
 
 struct ChatOptions {
   std::optional<std::string> system_prompt = {};
-  GenerateOptions generate = {};    // callbacks and cancel are per turn (TurnOptions)
-  std::string tools_json = {};      // JSON list; see RenderOptions
-  std::string kwargs_json = {};     // template variables, JSON object
+  GenerateOptions generate = {};  // callbacks and cancel are per turn (TurnOptions)
+  std::string tools_json = {};    // JSON list; see RenderOptions
+  std::string kwargs_json = {};   // template variables, JSON object
 };
 
 struct TurnOptions {
@@ -29,15 +29,18 @@ struct TurnOptions {
 
 class ChatSession {
  public:
-  // `model` must outlive the session. Throws: failed_precondition when the model has no chat template; invalid_argument for
-  // bad sampling parameters.
+  // `model` must outlive the session. Throws: failed_precondition when the model has no chat template; invalid_argument
+  // for bad sampling parameters.
   explicit ChatSession(const LoadedModel& model, ChatOptions options = {});
 
   // One turn: appends `text` as the user's message, answers, appends the answer. An answer that was cancelled or cut by
-  // max_tokens stays in the history as far as it came; a turn that was cancelled before its first token, or that ends by an
-  // exception, leaves the transcript as it was. What was computed stays cached in every case.
-  // Throws: what rendering, encoding and generate throw.
+  // max_tokens stays in the history as far as it came; a turn that was cancelled before its first token, or that ends
+  // by an exception, leaves the transcript as it was. What was computed stays cached in every case. An answer that a
+  // stop string ends stays without it: the model later sees what the user saw. Throws: what rendering, encoding and
+  // generate throw; failed_precondition when called from a callback of say.
   GenerateResult say(const std::string& text, const TurnOptions& turn = {});
+
+  // As say, none of the following may be called from its callbacks: failed_precondition.
 
   // Takes back the last exchange (user message and answer). Returns: the user's text, or none when there is no turn.
   std::optional<std::string> undo();
@@ -55,10 +58,10 @@ class ChatSession {
   // Returns: the path written. Throws: as save_prompt_cache.
   std::string save(const std::filesystem::path& file) const;
 
-  // Replaces this conversation by a saved one, with its sampling parameters, tools and template variables; it goes on as
-  // if it had never stopped. All or nothing.
-  // Throws: as load_prompt_cache_file; failed_precondition for a file of another model or without a transcript;
-  // corrupt_data for a transcript that does not fit its cache.
+  // Replaces this conversation by a saved one, with its sampling parameters, tools and template variables; it goes on
+  // as if it had never stopped. All or nothing. Throws: as load_prompt_cache_file; failed_precondition for a file
+  // without a transcript, of another model, or computed in another dtype; corrupt_data for a transcript that does not
+  // fit its model or its cache.
   void load(const std::filesystem::path& file);
 
   const std::vector<ChatMessage>& messages() const { return state_.messages; }  // system prompt first, if there is one
@@ -69,12 +72,15 @@ class ChatSession {
   // What a conversation is, its cache apart.
   struct Transcript {
     std::vector<ChatMessage> messages;
-    std::vector<Tokens> answers;               // ids of each assistant message, without the stop token
-    std::vector<std::uint64_t> draws_before;   // sampler draws before each answer, to take it back with its randomness
+    std::vector<Tokens> answers;              // ids of each assistant message, without the stop token
+    std::vector<std::uint64_t> draws_before;  // sampler draws before each answer, to take it back with its randomness
     std::uint64_t num_draws = 0;
   };
 
+  void check_between_turns(const char* function) const;
   Transcript new_transcript() const;
+  // The ids that stand for an answer in the history.
+  Tokens answer_ids(const GenerateResult& result, const std::vector<TokenId>& stop_tokens) const;
   // Brings cache_ to a prefix of `ids`, at least one short of it, that is as long as can be kept.
   void rewind_to_common_prefix(const Tokens& ids);
 
@@ -82,6 +88,7 @@ class ChatSession {
   ChatOptions options_;
   Transcript state_;
   RecordedCache cache_;
+  bool in_turn_ = false;
 };
 
 }  // namespace reprise

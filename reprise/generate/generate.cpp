@@ -1,8 +1,9 @@
-// Invariant of this file: whatever leaves a function, by return or by exception, leaves RecordedCache with as many tokens
-// as rows. Rows run ahead of the record only between building a step and reading its token.
+// Invariant of this file: whatever leaves a function, by return or by exception, leaves RecordedCache with as many
+// tokens as rows. Rows run ahead of the record only between building a step and reading its token.
 #include "reprise/generate/generate.h"
 
 #include <algorithm>
+#include <cmath>
 #include <new>
 #include <string>
 #include <utility>
@@ -64,7 +65,8 @@ void check_arguments(const LanguageModel& model, std::span<const TokenId> prompt
   // MLX looks ids up without a check.
   for (TokenId id : prompt) {
     if (id < 0 || id >= model.info().vocab_size) {
-      refuse("token ids must lie in [0, " + std::to_string(model.info().vocab_size) + "), but got " + std::to_string(id));
+      refuse("token ids must lie in [0, " + std::to_string(model.info().vocab_size) + "), but got " +
+             std::to_string(id));
     }
   }
   check_prompt_cache(cache.cache, static_cast<int>(cache.tokens.size()));
@@ -99,6 +101,11 @@ bool prefill_all(const LanguageModel& model, std::span<const TokenId> tokens, Re
   return true;
 }
 
+struct Sample {
+  mx::array token;    // int32 [1]
+  mx::array logprob;  // float32 [1]
+};
+
 // One token in, one sampled token out, all of it lazy.
 class Stepper {
  public:
@@ -108,15 +115,17 @@ class Stepper {
         sampler_(make_sampler(options.sampling, options.num_draws)),
         processors_(make_logits_processors(options.sampling)) {}
 
-  // token int32 [1, 1], not yet in the record. Returns: int32 [1].
-  mx::array operator()(const mx::array& token) {
+  // token int32 [1, 1], not yet in the record.
+  Sample operator()(const mx::array& token) {
     return with_mlx_errors([&] {
       auto logits = model_.forward(token, cache_.cache);
       logits = mx::astype(mx::reshape(logits, {1, -1}), mx::float32);
       for (const LogitsProcessor& processor : processors_) {
         logits = processor.apply(context(processor.context_size, token), logits);
       }
-      return sampler_(mx::subtract(logits, mx::logsumexp(logits, -1, /*keepdims=*/true)));
+      const auto logprobs = mx::subtract(logits, mx::logsumexp(logits, -1, /*keepdims=*/true));
+      const auto sampled = sampler_(logprobs);
+      return Sample{sampled, mx::reshape(mx::take_along_axis(logprobs, mx::reshape(sampled, {1, 1}), -1), {1})};
     });
   }
 
@@ -179,26 +188,29 @@ class Answer {
   GenerateResult& result_;
 };
 
-// Samples up to max_tokens after `last`, the prompt's last token. While one step runs, the graph of the next is built on
-// its result; it is dispatched as soon as that result is there and before the host reads it. Dispatching it earlier would
-// make MLX copy the key/value buffers, which the running step still holds.
+// Samples up to max_tokens after `last`, the prompt's last token. While one step runs, the graph of the next is built
+// on its result; it is dispatched as soon as that result is there and before the host reads it. Dispatching it earlier
+// would make MLX copy the key/value buffers, which the running step still holds.
 void decode(const LanguageModel& model, TokenId last, RecordedCache& cache, const GenerateOptions& options, int total,
             Clock::time_point started, Answer& answer, GenerateResult& result) {
   Stepper step(model, cache, options);
-  mx::array token = step(as_row(std::span(&last, 1)));
-  with_mlx_errors([&] { mx::async_eval(token); });
+  Sample sample = step(as_row(std::span(&last, 1)));
+  with_mlx_errors([&] { mx::async_eval(sample.token, sample.logprob); });
   cache.tokens.push_back(last);
 
   auto& stats = result.stats;
   Clock::time_point first_token;
   for (int n = 1;; ++n) {
-    std::optional<mx::array> next;
-    if (n < options.max_tokens) next = step(mx::reshape(token, {1, 1}));
+    std::optional<Sample> next;
+    if (n < options.max_tokens) next = step(mx::reshape(sample.token, {1, 1}));
     with_mlx_errors([&] {
-      mx::eval(token);
-      if (next) mx::async_eval(*next);
+      mx::eval(sample.token, sample.logprob);
+      if (next) mx::async_eval(next->token, next->logprob);
     });
-    const TokenId id = token.item<std::int32_t>();
+    if (std::isnan(sample.logprob.item<float>())) {
+      throw Error(ErrorCode::corrupt_data, "[generate] the model's logits are not numbers: its weights are damaged");
+    }
+    const TokenId id = sample.token.item<std::int32_t>();
     // The step just dispatched stores this token's row, delivered or not.
     if (next) cache.tokens.push_back(id);
     if (n == 1) {
@@ -218,7 +230,7 @@ void decode(const LanguageModel& model, TokenId last, RecordedCache& cache, cons
       result.finish_reason = FinishReason::cancelled;
       break;
     }
-    token = *next;
+    sample = *next;
   }
   answer.finish();
   with_mlx_errors([&] { cache.cache.eval(); });

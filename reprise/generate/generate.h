@@ -1,6 +1,6 @@
 // Prefill and decode of one sequence over a prompt cache.
-// Threads: a call evaluates on the calling thread; `cancel` may be requested from any thread (or a signal handler, through
-// an atomic the caller polls in `on_token`).
+// Threads: a call evaluates on the calling thread; `cancel` may be requested from any thread (or a signal handler,
+// through an atomic the caller polls in `on_token`).
 #pragma once
 
 #include <chrono>
@@ -19,8 +19,8 @@
 
 namespace reprise {
 
-// A prompt cache and the ids of the tokens it holds. Invariant, at every exit of every function here: tokens.size() is the
-// cache's position, and row i holds tokens[i].
+// A prompt cache and the ids of the tokens it holds. Invariant, at every exit of every function here: tokens.size() is
+// the cache's position, and row i holds tokens[i].
 struct RecordedCache {
   PromptCache cache;
   Tokens tokens;
@@ -46,14 +46,14 @@ struct GenerateStats {
 struct GenerateOptions {
   int max_tokens = 256;  // ≥ 0; 0 only processes the prompt
   SamplingParams sampling = {};
-  std::uint64_t num_draws = 0;             // see make_sampler
-  std::vector<TokenId> stop_tokens = {};   // in addition to the tokenizer's end-of-answer ids
-  bool ignore_eos = false;                 // the tokenizer's ids do not stop (benchmarks)
-  std::vector<std::string> stop = {};      // matched on the text; held back until certain; not part of the text
+  std::uint64_t num_draws = 0;            // see make_sampler
+  std::vector<TokenId> stop_tokens = {};  // in addition to the tokenizer's end-of-answer ids
+  bool ignore_eos = false;                // the tokenizer's ids do not stop (benchmarks)
+  std::vector<std::string> stop = {};     // matched on the text; held back until certain; not part of the text
   // Tokens per prefill chunk, ≥ 1. None: 2048 on a GPU, 256 on the CPU, where a chunk is seconds of work and cancel and
   // progress are to answer between chunks. Results do not depend on it.
   std::optional<int> prefill_step_size = {};
-  std::stop_token cancel = {};             // looked at between prefill chunks and decode steps
+  std::stop_token cancel = {};  // looked at between prefill chunks and decode steps
   // Prefill progress: tokens processed of tokens to process; first (0, total), last (total, total).
   std::function<void(int done, int total)> on_progress = {};
   // Text as it becomes certain; pieces joined are the result's text.
@@ -67,12 +67,11 @@ struct GenerateResult {
   GenerateStats stats;
 };
 
-// Processes `prompt` (only the given tokens; positions go on at the cache's) and samples up to max_tokens. Works over any
-// cache: two calls over one cache equal one call over the joined prompt.
-// On every exit, exceptions included, `cache` keeps its invariant; after an exception from prefill it holds what was
-// processed.
-// Throws: invalid_argument (empty prompt, bad options: before anything happens; a prompt id outside the vocabulary),
-// and what MLX throws in evaluation, as internal or resource_exhausted.
+// Processes `prompt` (only the given tokens; positions go on at the cache's) and samples up to max_tokens. Works over
+// any cache: two calls over one cache equal one call over the joined prompt. On every exit, exceptions included,
+// `cache` keeps its invariant; after an exception from prefill it holds what was processed. Throws: invalid_argument
+// (empty prompt, bad options: before anything happens; a prompt id outside the vocabulary), corrupt_data (logits that
+// are not numbers), and what MLX throws in evaluation, as internal or resource_exhausted.
 GenerateResult generate(const LoadedModel& model, std::span<const TokenId> prompt, RecordedCache& cache,
                         const GenerateOptions& options = {});
 

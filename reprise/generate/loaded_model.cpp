@@ -10,7 +10,7 @@ namespace reprise {
 LoadedModel load(const std::filesystem::path& path, const LoadOptions& options) {
   ModelFiles files = read_model_files(path);
   if (files.tokenizer.tokenizer_json.empty() && !files.tokenizer.gguf) {
-    throw Error(ErrorCode::not_found, "[load] '" + path.string() + "' has no tokenizer.json");
+    throw Error(ErrorCode::not_found, "[load] '" + path.string() + "' has no tokenizer.json, or an empty one");
   }
   Tokenizer tokenizer(files.tokenizer);
   std::optional<ChatTemplate> chat_template;

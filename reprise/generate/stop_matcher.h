@@ -13,7 +13,8 @@ class StopMatcher {
   // Throws: invalid_argument for an empty stop string.
   explicit StopMatcher(std::vector<std::string> stop);
 
-  // Returns: the text that can no longer be part of a stop string. After a match: the text before it, then nothing more.
+  // Returns: the text that can no longer be part of a stop string. After a match: the text before it, then nothing
+  // more.
   std::string add(std::string_view piece);
 
   bool matched() const { return matched_; }

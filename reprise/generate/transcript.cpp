@@ -1,6 +1,6 @@
-// Where an answer stands in the rendered text is found by rendering once more with a marker in its place: if putting the
-// answer's text back for the marker gives the plain rendering, the template repeats the answer word for word, and its ids
-// may stand for it.
+// Where an answer stands in the rendered text is found by rendering once more with a marker in its place: if putting
+// the answer's text back for the marker gives the plain rendering, the template repeats the answer word for word, and
+// its ids may stand for it.
 #include "reprise/generate/transcript.h"
 
 #include <algorithm>
@@ -8,13 +8,14 @@
 #include <utility>
 
 #include "reprise/base/error.h"
+#include "reprise/text/detokenizer.h"
 
 namespace reprise::internal {
 namespace {
 
 struct AnswerSlot {
-  std::size_t message;   // index in messages
-  std::string marker;    // stands for the answer's text; occurs nowhere else
+  std::size_t message;  // index in messages
+  std::string marker;   // stands for the answer's text; occurs nowhere else
   const Tokens* ids;
 };
 
@@ -38,8 +39,10 @@ std::vector<AnswerSlot> find_slots(const std::vector<ChatMessage>& messages, con
     slots.push_back({i, mark + std::to_string(slots.size()) + "\uF8FF", &answers[slots.size()]});
   }
   if (slots.size() != answers.size()) {
-    throw Error(ErrorCode::invalid_argument, "[transcript_ids] there must be one recorded answer per assistant message, "
-                                             "but got " + std::to_string(answers.size()));
+    throw Error(ErrorCode::invalid_argument,
+                "[transcript_ids] there must be one recorded answer per assistant message, "
+                "but got " +
+                    std::to_string(answers.size()));
   }
   return slots;
 }
@@ -74,6 +77,13 @@ bool restores(const std::vector<std::string>& parts, const std::vector<AnswerSlo
 
 }  // namespace
 
+std::string answer_text(const Tokenizer& tokenizer, const Tokens& ids) {
+  Detokenizer detokenizer(tokenizer);
+  std::string text;
+  for (TokenId id : ids) text += detokenizer.add(id);
+  return text + detokenizer.finish();
+}
+
 Tokens transcript_ids(const Tokenizer& tokenizer, const ChatTemplate& chat_template,
                       const std::vector<ChatMessage>& messages, const std::vector<Tokens>& answers,
                       const RenderOptions& options) {
@@ -85,9 +95,7 @@ Tokens transcript_ids(const Tokenizer& tokenizer, const ChatTemplate& chat_templ
   std::vector<std::string> parts = parts_of(slots);
   if (!restores(parts, slots, messages, plain)) {
     // Some answer is rewritten: keep those that alone are repeated word for word.
-    std::erase_if(slots, [&](const AnswerSlot& slot) {
-      return !restores(parts_of({slot}), {slot}, messages, plain);
-    });
+    std::erase_if(slots, [&](const AnswerSlot& slot) { return !restores(parts_of({slot}), {slot}, messages, plain); });
     parts = parts_of(slots);
     if (!restores(parts, slots, messages, plain)) return tokenizer.encode(plain);
   }

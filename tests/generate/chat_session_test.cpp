@@ -14,13 +14,15 @@ namespace {
 
 struct ChatSessionTest : testing::Test {
   test::Fake fake = test::make_fake();
-  std::filesystem::path folder = std::filesystem::path(testing::TempDir()) /
-                                 testing::UnitTest::GetInstance()->current_test_info()->name();
+  std::filesystem::path folder =
+      std::filesystem::path(testing::TempDir()) / testing::UnitTest::GetInstance()->current_test_info()->name();
 
   void SetUp() override {
     std::filesystem::create_directories(folder);
     // Ends an answer at every sixth position, so that answers have several lengths.
-    fake.model->next = [](int id, int position) { return position % 6 == 5 ? int{test::end_id} : (id + position) % 26; };
+    fake.model->next = [](int id, int position) {
+      return position % 6 == 5 ? int{test::end_id} : (id + position) % 26;
+    };
   }
   void TearDown() override { std::filesystem::remove_all(folder); }
 
@@ -56,7 +58,8 @@ TEST_F(ChatSessionTest, G7WarmAnswersEqualAColdRunOverTheSameIds) {
   std::vector<ChatMessage> messages = session.messages();
   messages.pop_back();
   RecordedCache cold{fake.loaded.model->make_cache(), {}};
-  const auto ids = fake.loaded.tokenizer.encode(fake.loaded.chat_template->render(messages, {.add_generation_prompt = true}));
+  const auto ids =
+      fake.loaded.tokenizer.encode(fake.loaded.chat_template->render(messages, {.add_generation_prompt = true}));
   EXPECT_EQ(static_cast<int>(ids.size()), warm.stats.prompt_tokens);
   EXPECT_EQ(generate(fake.loaded, ids, cold, {}).tokens, warm.tokens);
 }
@@ -90,7 +93,8 @@ TEST_F(ChatSessionTest, G7GeneratedIdsWinOverReencodedText) {
 
 TEST_F(ChatSessionTest, UndoAndTheSameQuestionGiveTheSameAnswerAlsoWhenSampling) {
   for (float temperature : {0.0f, 9.0f}) {
-    ChatSession session(fake.loaded, {.generate = {.max_tokens = 6, .sampling = {.temperature = temperature, .seed = 3}}});
+    ChatSession session(fake.loaded,
+                        {.generate = {.max_tokens = 6, .sampling = {.temperature = temperature, .seed = 3}}});
     session.say("first");
     const auto answer = session.say("again");
     EXPECT_EQ(session.undo(), "again");
@@ -204,6 +208,105 @@ TEST_F(ChatSessionTest, G12AFileOfAnotherModelOrWithoutATranscriptLeavesTheSessi
     EXPECT_EQ(session.cache().tokens, record);
     EXPECT_EQ(test::stored_ids(session.cache()), record);
   }
+}
+
+TEST_F(ChatSessionTest, G12ATranscriptThatDoesNotFitIsRefusedAndTheSessionStays) {
+  ChatSession session(fake.loaded);
+  session.say("a");
+  const auto path = session.save(folder / "chat");
+  const auto record = session.cache().tokens;
+  const auto messages = session.messages();
+  const auto expect_refused = [&](const std::string& from, const std::string& to) {
+    LoadedPromptCache loaded = load_prompt_cache_file(path);
+    auto& app = loaded.extension.app_json;
+    const auto at = app.find(from);
+    ASSERT_NE(at, std::string::npos) << from << " is not in " << app;
+    app.replace(at, from.size(), to);
+    const auto edited =
+        save_prompt_cache((folder / "edited").string(), loaded.cache, {}, {.extension = loaded.extension});
+    EXPECT_THROW(session.load(edited), Error) << to;
+    EXPECT_EQ(session.messages(), messages);
+    EXPECT_EQ(session.cache().tokens, record);
+  };
+  expect_refused("\"tools\":\"\"", "\"tools\":\"{\"");
+  expect_refused("\"template_kwargs\":\"\"", "\"template_kwargs\":\"[]\"");
+  expect_refused("\"content\":\"a\"", "\"content\":\"a\",\"extra\":\"{\"");
+  expect_refused("\"logit_bias\":[]", "\"logit_bias\":[[99999999,1.0]]");
+  expect_refused("\"logit_bias\":[]", "\"logit_bias\":{}");
+  expect_refused("\"version\":1", "\"version\":0");
+  expect_refused("\"version\":1", "\"version\":4294967297");
+  expect_refused("\"version\":1", "\"version\":1.9");
+  expect_refused("\"answers\":[[", "\"answers\":[[1.5,");
+  expect_refused("\"answers\":[[", "\"answers\":[[4294967301,");
+  expect_refused("\"answers\":[[", "\"answers\":[[-1,");
+  expect_refused("\"answers\":[[", "\"answers\":[[3,");
+  expect_refused("\"draws_before\":[0]", "\"draws_before\":[-1]");
+  expect_refused("\"draws_before\":[0]", "\"draws_before\":[1000000]");
+  expect_refused("\"top_k\":0", "\"top_k\":1099511627776");
+  expect_refused("\"seed\":null", "\"seed\":1.5");
+  expect_refused("\"messages\":[", "\"messages\":null,\"was\":[");
+  expect_refused("\"role\":\"assistant\"", "\"role\":\"user\"");
+}
+
+TEST_F(ChatSessionTest, G12ACacheOfOtherShapesOrAnotherDtypeIsRefusedAndTheSessionStays) {
+  namespace mx = mlx::core;
+  ChatSession session(fake.loaded);
+  session.say("a");
+  const auto path = session.save(folder / "chat");
+  const auto record = session.cache().tokens;
+  const int L = static_cast<int>(record.size());
+  for (const auto& rows : {mx::zeros({1, 1, L, 2}), mx::zeros({1, 2, L, 1}), mx::zeros({2, 1, L, 1}),
+                           mx::zeros({1, 1, L, 1}, mx::float16)}) {
+    LoadedPromptCache loaded = load_prompt_cache_file(path);
+    for (std::size_t i = 0; i < loaded.cache.size(); ++i) {
+      auto layer = std::make_unique<KVCache>();
+      layer->update_and_fetch(rows, rows);
+      loaded.cache.replace(i, std::move(layer));
+    }
+    const auto edited =
+        save_prompt_cache((folder / "edited").string(), loaded.cache, {}, {.extension = loaded.extension});
+    EXPECT_THROW(session.load(edited), Error);
+    EXPECT_EQ(session.cache().tokens, record);
+  }
+  session.say("b");
+}
+
+TEST_F(ChatSessionTest, AnAnswerEndedByAStopStringStaysAsItWasShown) {
+  fake.model->next = [](int id, int) { return id < 26 ? (id + 1) % 26 : 0; };
+  ChatSession session(fake.loaded, {.generate = {.max_tokens = 20, .stop = {"de"}}});
+  const auto first = session.say("x");
+  EXPECT_EQ(first.text, "abc");
+  EXPECT_EQ(session.messages().back().content, "abc");
+  const auto second = session.say("y");
+  const auto ids = fake.loaded.tokenizer.encode("<s><user>x<end><assistant>abc<end><user>y<end><assistant>");
+  EXPECT_EQ(second.stats.prompt_tokens, static_cast<int>(ids.size()));
+  EXPECT_TRUE(std::equal(ids.begin(), ids.end(), session.cache().tokens.begin()));
+  EXPECT_EQ(test::stored_ids(session.cache()), session.cache().tokens);
+  ChatSession restored(fake.loaded);
+  restored.load(session.save(folder / "chat"));
+  EXPECT_EQ(restored.messages(), session.messages());
+}
+
+TEST_F(ChatSessionTest, ACallFromWithinATurnIsRefusedAndTheTurnGoesOn) {
+  ChatSession session(fake.loaded, {.generate = {.max_tokens = 4}});
+  int refused = 0;
+  const auto try_all = [&](std::string_view) {
+    for (const auto& call : std::vector<std::function<void()>>{[&] { session.say("y"); }, [&] { session.undo(); },
+                                                               [&] { session.reset(); }, [&] { (void)session.fork(); },
+                                                               [&] { session.set_system_prompt({}); },
+                                                               [&] { session.save(folder / "x"); }}) {
+      try {
+        call();
+      } catch (const Error& error) {
+        refused += error.code() == ErrorCode::failed_precondition;
+      }
+    }
+  };
+  session.say("x", {.on_text = try_all});
+  EXPECT_GE(refused, 6);
+  EXPECT_EQ(refused % 6, 0);
+  session.say("z");
+  EXPECT_EQ(session.messages().size(), 4u);
 }
 
 TEST_F(ChatSessionTest, SystemPromptChangesStartAfresh) {

@@ -25,6 +25,7 @@ class FakeModel final : public LanguageModel {
   std::function<int(int id, int position)> next = [](int id, int position) { return (id * 7 + position * 3 + 1) % 26; };
   // Called before layer `layer` of a forward over L tokens stores anything; may throw.
   std::function<void(int layer, int L)> before_layer = [](int, int) {};
+  float logit = 10.0f;  // of the token that follows; the others have 0
   mutable int tokens_processed = 0;
 
   mlx::core::array forward(const mlx::core::array& tokens, PromptCache& cache) const override {
@@ -42,7 +43,7 @@ class FakeModel final : public LanguageModel {
     std::vector<float> table(static_cast<std::size_t>(L * vocab_size * vocab_size), 0.0f);
     for (int t = 0; t < L; ++t) {
       for (int id = 0; id < vocab_size; ++id) {
-        table[static_cast<std::size_t>((t * vocab_size + id) * vocab_size + next(id, offset + t))] = 10.0f;
+        table[static_cast<std::size_t>((t * vocab_size + id) * vocab_size + next(id, offset + t))] = logit;
       }
     }
     const mx::array logits(table.begin(), {L, vocab_size, vocab_size}, mx::float32);
@@ -55,7 +56,8 @@ class FakeModel final : public LanguageModel {
 
 inline std::string tokenizer_json() {
   std::string vocab;
-  for (int i = 0; i < 26; ++i) vocab += std::string("\"") + static_cast<char>('a' + i) + "\":" + std::to_string(i) + ",";
+  for (int i = 0; i < 26; ++i)
+    vocab += std::string("\"") + static_cast<char>('a' + i) + "\":" + std::to_string(i) + ",";
   vocab += "\"\\u0120\":26";
   std::string added;
   int id = bos_id;
@@ -65,11 +67,13 @@ inline std::string tokenizer_json() {
     vocab += std::string(",\"") + text + "\":" + std::to_string(id++);
   }
   return "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[" + added +
-         "],\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,"
+         "],\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":"
+         "true,"
          "\"use_regex\":false},\"post_processor\":null,\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,"
          "\"trim_offsets\":true,\"use_regex\":false},\"model\":{\"type\":\"BPE\",\"dropout\":null,\"unk_token\":null,"
          "\"continuing_subword_prefix\":null,\"end_of_word_suffix\":null,\"fuse_unk\":false,\"byte_fallback\":false,"
-         "\"vocab\":{" + vocab + "},\"merges\":[]}}";
+         "\"vocab\":{" +
+         vocab + "},\"merges\":[]}}";
 }
 
 constexpr const char* kPlainTemplate =
@@ -91,8 +95,12 @@ inline Fake make_fake(const std::string& chat_template = kPlainTemplate) {
   data.bos_token = "<s>";
   auto model = std::make_unique<FakeModel>();
   FakeModel* raw = model.get();
-  return {{.path = "fake", .fingerprint = "fake-1", .model = std::move(model), .tokenizer = Tokenizer(data),
-           .chat_template = ChatTemplate(data), .tokenizer_config_json = "{}"},
+  return {{.path = "fake",
+           .fingerprint = "fake-1",
+           .model = std::move(model),
+           .tokenizer = Tokenizer(data),
+           .chat_template = ChatTemplate(data),
+           .tokenizer_config_json = "{}"},
           raw};
 }
 

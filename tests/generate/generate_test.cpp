@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "reprise/base/error.h"
 #include "tests/generate/fake_model.h"
 
@@ -31,9 +33,10 @@ TEST_F(GenerateTest, G1EveryChunkSizeGivesTheSameAnswerAndProgress) {
   for (int step : {1, 5, 10, 11, 2048}) {
     cache = {fake.loaded.model->make_cache(), {}};
     std::vector<std::pair<int, int>> progress;
-    const auto result = run(prompt, {.max_tokens = 6, .prefill_step_size = step, .on_progress = [&](int done, int total) {
-                                       progress.emplace_back(done, total);
-                                     }});
+    const auto result =
+        run(prompt, {.max_tokens = 6, .prefill_step_size = step, .on_progress = [&](int done, int total) {
+                       progress.emplace_back(done, total);
+                     }});
     EXPECT_EQ(result.tokens, expected(5, 10, 6));
     EXPECT_EQ(result.finish_reason, FinishReason::length);
     EXPECT_EQ(progress.front(), std::pair(0, 11));
@@ -85,8 +88,11 @@ TEST_F(GenerateTest, G2CancelAtEveryPointKeepsRecordAndRowsEqual) {
     const auto count = [&] {
       if (events++ == point) stop.request_stop();
     };
-    const auto result = run(prompt, {.max_tokens = 5, .prefill_step_size = 2, .cancel = stop.get_token(),
-                                     .on_progress = [&](int, int) { count(); }, .on_text = [&](std::string_view) { count(); }});
+    const auto result = run(prompt, {.max_tokens = 5,
+                                     .prefill_step_size = 2,
+                                     .cancel = stop.get_token(),
+                                     .on_progress = [&](int, int) { count(); },
+                                     .on_text = [&](std::string_view) { count(); }});
     if (stop.stop_requested() && result.tokens.size() < 5) {
       EXPECT_EQ(result.finish_reason, FinishReason::cancelled);
     }
@@ -94,9 +100,11 @@ TEST_F(GenerateTest, G2CancelAtEveryPointKeepsRecordAndRowsEqual) {
     // What was computed is right: going on from it gives what a cold run gives.
     Tokens whole = prompt;
     whole.insert(whole.end(), result.tokens.begin(), result.tokens.end());
-    const Tokens rest(whole.begin() + static_cast<std::ptrdiff_t>(std::min(cache.tokens.size(), whole.size() - 1)), whole.end());
+    const Tokens rest(whole.begin() + static_cast<std::ptrdiff_t>(std::min(cache.tokens.size(), whole.size() - 1)),
+                      whole.end());
     if (cache.tokens.size() < whole.size()) {
-      EXPECT_EQ(run(rest, {.max_tokens = 3}).tokens, expected(whole.back(), static_cast<int>(whole.size()) - 1, 3)) << point;
+      EXPECT_EQ(run(rest, {.max_tokens = 3}).tokens, expected(whole.back(), static_cast<int>(whole.size()) - 1, 3))
+          << point;
       expect_record_equals_rows();
     }
   }
@@ -156,7 +164,8 @@ TEST_F(GenerateTest, G3TwoCallsOverOneCacheEqualOneCallOverTheJoinedPrompt) {
 TEST_F(GenerateTest, StopStringsEndOnTextAcrossTokensAndAreNotPartOfIt) {
   fake.model->next = [](int id, int) { return (id + 1) % 26; };
   std::string streamed;
-  const auto result = run({0}, {.max_tokens = 20, .stop = {"ef"}, .on_text = [&](std::string_view t) { streamed += t; }});
+  const auto result =
+      run({0}, {.max_tokens = 20, .stop = {"ef"}, .on_text = [&](std::string_view t) { streamed += t; }});
   EXPECT_EQ(result.text, "bcd");
   EXPECT_EQ(streamed, result.text);
   EXPECT_EQ(result.finish_reason, FinishReason::stop);
@@ -181,6 +190,12 @@ TEST_F(GenerateTest, TheSameSeedAndDrawNumberGiveTheSameTokens) {
   EXPECT_EQ(sampled(5, 0), sampled(5, 0));
   EXPECT_NE(sampled(5, 0), sampled(6, 0));
   EXPECT_NE(sampled(5, 0), sampled(5, 3));
+}
+
+TEST_F(GenerateTest, LogitsThatAreNoNumbersAreAnErrorNotAnAnswer) {
+  fake.model->logit = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_THROW(run({1, 2}, {.max_tokens = 3}), Error);
+  expect_record_equals_rows();
 }
 
 TEST_F(GenerateTest, IgnoreEosGoesOn) {

@@ -42,7 +42,8 @@ struct SmallModelTest : testing::Test {
   static LoadedModel* shared;
   static void SetUpTestSuite() {
     // Loaded on a thread that is gone when the tests use it [X9].
-    if (const auto path = small_model()) shared = on_another_thread([&] { return std::make_unique<LoadedModel>(load(*path)); }).release();
+    if (const auto path = small_model())
+      shared = on_another_thread([&] { return std::make_unique<LoadedModel>(load(*path)); }).release();
   }
   static void TearDownTestSuite() { delete shared; }
   void SetUp() override {

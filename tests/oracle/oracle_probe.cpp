@@ -34,11 +34,11 @@ void render(const std::string& path) {
         ours.extra_json = text_or_empty(message);
         messages.push_back(ours);
       }
-      const std::string prompt = chat_template.render(
-          messages, {.add_generation_prompt = item.value("add_generation_prompt", false),
-                     .continue_final_message = item.value("continue_final_message", false),
-                     .tools_json = text_or_empty(item.value("tools", Json())),
-                     .kwargs_json = text_or_empty(item.value("kwargs", Json()))});
+      const std::string prompt =
+          chat_template.render(messages, {.add_generation_prompt = item.value("add_generation_prompt", false),
+                                          .continue_final_message = item.value("continue_final_message", false),
+                                          .tools_json = text_or_empty(item.value("tools", Json())),
+                                          .kwargs_json = text_or_empty(item.value("kwargs", Json()))});
       out["prompt"] = prompt;
       out["ids"] = tokenizer.encode(prompt);
       out["decoded"] = tokenizer.decode(tokenizer.encode(prompt));

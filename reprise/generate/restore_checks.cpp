@@ -1,0 +1,84 @@
+#include "reprise/generate/restore_checks.h"
+
+#include <algorithm>
+#include <sstream>
+#include <vector>
+
+#include "mlx/array.h"
+#include "mlx/utils.h"
+#include "reprise/base/error.h"
+#include "reprise/generate/transcript.h"
+
+namespace reprise::internal {
+
+namespace mx = mlx::core;
+
+namespace {
+
+std::string name_of(mx::Dtype dtype) {
+  std::ostringstream text;
+  text << dtype;
+  return text.str();
+}
+
+bool all_known(const LoadedModel& model, const Tokens& ids) {
+  const int vocab_size = model.model->info().vocab_size;
+  return std::all_of(ids.begin(), ids.end(), [&](TokenId id) { return id >= 0 && id < vocab_size; });
+}
+
+}  // namespace
+
+std::optional<CacheMisfit> misfit(const LoadedModel& model, const RecordedCache& cache) {
+  const PromptCache expected = make_prompt_cache(*model.model);
+  if (cache.cache.size() != expected.size()) return CacheMisfit{"has another number of layers than its model"};
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    if (cache.cache[i].class_name() != expected[i].class_name()) {
+      return CacheMisfit{"has a " + cache.cache[i].class_name() + " in layer " + std::to_string(i)};
+    }
+  }
+  if (!all_known(model, cache.tokens)) return CacheMisfit{"has token ids that its model does not know"};
+  try {
+    check_prompt_cache(cache.cache, static_cast<int>(cache.tokens.size()));
+    // A step on a fork finds shapes that are another model's while its graph is built.
+    PromptCache probe = cache.cache.fork();
+    const mx::Dtype computed = model.model->forward(mx::array({0}, {1, 1}, mx::int32), probe).dtype();
+    std::vector<mx::array> arrays;
+    for (std::size_t i = 0; i < cache.cache.size(); ++i) cache.cache[i].state().collect_arrays(arrays);
+    for (const mx::array& array : arrays) {
+      if (mx::issubdtype(array.dtype(), mx::floating) && array.dtype() != computed) {
+        return CacheMisfit{
+            "was computed in " + name_of(array.dtype()) + ", but this run computes in " + name_of(computed), true};
+      }
+    }
+  } catch (const std::exception& error) {
+    return CacheMisfit{std::string("does not fit its model: ") + error.what()};
+  }
+  return {};
+}
+
+std::optional<std::string> misfit(const LoadedModel& model, const SavedChat& chat) {
+  try {
+    check_sampling_params(chat.sampling);
+    for (const auto& [id, bias] : chat.sampling.logit_bias) {
+      if (!all_known(model, {id})) return "has a logit bias for a token that its model does not know";
+    }
+    auto answer = chat.answers.begin();
+    for (const ChatMessage& message : chat.messages) {
+      if (message.role != "assistant") continue;
+      if (!all_known(model, *answer)) return "has token ids that its model does not know";
+      if (answer_text(model.tokenizer, *answer) != message.content)
+        return "shows another answer than the one it recorded";
+      ++answer;
+    }
+    // What the next turn will do: a template that refuses it then would leave a chat that cannot go on.
+    std::vector<ChatMessage> next = chat.messages;
+    next.push_back({"user", "x"});
+    transcript_ids(model.tokenizer, *model.chat_template, next, chat.answers,
+                   {.add_generation_prompt = true, .tools_json = chat.tools_json, .kwargs_json = chat.kwargs_json});
+  } catch (const std::exception& error) {
+    return std::string("has a transcript that its model refuses: ") + error.what();
+  }
+  return {};
+}
+
+}  // namespace reprise::internal
