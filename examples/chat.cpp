@@ -14,7 +14,8 @@ int main(int argc, char** argv) {
     const reprise::LoadedModel model = reprise::load(argv[1]);
     reprise::ChatSession session(model, {.generate = {.max_tokens = 48}});
     for (std::string line; std::getline(std::cin, line);) {
-      const auto answer = session.say(line, {.on_text = [](std::string_view text) { std::cout << text << std::flush; }});
+      const auto answer =
+          session.say(line, {.on_text = [](std::string_view text) { std::cout << text << std::flush; }});
       std::cout << "\n";
       std::cerr << "(" << answer.stats.cached_tokens << " of " << answer.stats.prompt_tokens
                 << " prompt tokens came from the cache)\n";

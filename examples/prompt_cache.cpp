@@ -1,6 +1,5 @@
-// Process a long prompt once, keep it in a file, and ask about it as often as you like: each question starts from a fork,
-// which copies nothing.
-// usage: example_prompt_cache MODEL FILE.safetensors
+// Process a long prompt once, keep it in a file, and ask about it as often as you like: each question starts from a
+// fork, which copies nothing. usage: example_prompt_cache MODEL FILE.safetensors
 #include <filesystem>
 #include <iostream>
 

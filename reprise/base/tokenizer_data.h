@@ -29,10 +29,10 @@ struct TokenizerData {
   std::string tokenizer_json;  // text of a Hugging Face tokenizer.json
   std::optional<GgufTokenizerData> gguf;
 
-  std::string chat_template;         // Jinja source; empty when the model has none
+  std::string chat_template;  // Jinja source; empty when the model has none
   std::optional<TokenId> bos_token_id;
   std::vector<TokenId> eos_token_ids;  // every id that ends an answer, the tokenizer's own first
-  std::string bos_token;             // texts of the special tokens as the template sees them; empty when absent
+  std::string bos_token;               // texts of the special tokens as the template sees them; empty when absent
   std::string eos_token;
   std::string unk_token;
   std::string pad_token;
