@@ -5,6 +5,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "apps/reprise/cache_file_name.h"
 #include "apps/reprise/command.h"
 #include "apps/reprise/flags.h"
 #include "apps/reprise/interrupts.h"
@@ -29,12 +30,14 @@ struct Flags {
 };
 
 // The file cannot be written after minutes of work: better to know before.
-void check_folder(const std::string& file) {
-  if (file.empty()) throw UsageError("--prompt-cache-file must name a file, but got \"\"");
+void check_target(const std::string& file) {
   const auto folder = std::filesystem::absolute(file).parent_path();
   std::error_code ignored;
   if (!std::filesystem::is_directory(folder, ignored)) {
     throw Error(ErrorCode::not_found, "there is no folder " + folder.string() + " for the prompt cache");
+  }
+  if (std::filesystem::is_directory(file, ignored)) {
+    throw Error(ErrorCode::invalid_argument, "the prompt cache needs a file's name, but " + file + " is a folder");
   }
 }
 
@@ -47,19 +50,27 @@ std::string tokenizer_config(const Flags& flags, const LoadedModel& model) {
   return config.dump();
 }
 
+// A path holds from wherever the file is used; a hub id stays.
+std::string lasting_name(const std::string& name) {
+  std::error_code ignored;
+  if (!std::filesystem::exists(name, ignored)) return name;
+  return std::filesystem::absolute(name).lexically_normal().string();
+}
+
 std::string save(const Flags& flags, const std::string& name, const LoadedModel& model, const RecordedCache& cache,
-                 const OpenPrompt& prompt) {
+                 const PromptRecord& record) {
   SaveOptions options{.layout = flags.layout};
   if (flags.layout == PromptCacheLayout::current) {
     options.extension = {
-        .tokens = cache.tokens, .model_fingerprint = model.fingerprint, .app_json = prompt_text_to_json(prompt.text)};
+        .tokens = cache.tokens, .model_fingerprint = model.fingerprint, .app_json = prompt_record_to_json(record)};
   }
   return save_prompt_cache(flags.prompt_cache_file, cache.cache,
-                           {{"model", name}, {"tokenizer_config", tokenizer_config(flags, model)}}, options);
+                           {{"model", lasting_name(name)}, {"tokenizer_config", tokenizer_config(flags, model)}},
+                           options);
 }
 
 int run(const Flags& flags) {
-  check_folder(flags.prompt_cache_file);
+  check_target(flags.prompt_cache_file);
   const PromptRequest request{.prompt = flags.prompt == "-" ? read_standard_input() : flags.prompt,
                               .system_prompt = flags.chat_template.system_prompt,
                               .tools_json = read_tools(flags.chat_template),
@@ -69,7 +80,7 @@ int run(const Flags& flags) {
   if (flags.eos_token && !model.tokenizer.token_to_id(*flags.eos_token)) {
     throw UsageError("--eos-token must be a token of the model, but got \"" + *flags.eos_token + "\"");
   }
-  const auto prompt = open_prompt(model, request);
+  const auto ids = encode_open_prompt(model, request);
 
   Interrupts interrupts;
   Progress progress("prefill");
@@ -78,7 +89,7 @@ int run(const Flags& flags) {
   options.cancel = interrupts.begin_work();
   options.on_progress = [&](int done, int total) { progress.update(done, total); };
   RecordedCache cache{model.model->make_cache(), {}};
-  const auto result = generate(model, prompt.ids, cache, options);
+  const auto result = generate(model, ids, cache, options);
   interrupts.end_work();
   progress.finish();
   if (result.finish_reason == FinishReason::cancelled) {
@@ -90,7 +101,7 @@ int run(const Flags& flags) {
                 result.stats.prompt_tokens, result.stats.prefill_tps(),
                 static_cast<double>(mlx::core::get_peak_memory()) / 1e9);
   print_note(text);
-  print_note("Saved " + save(flags, name, model, cache, prompt));
+  print_note("Saved " + save(flags, name, model, cache, record_of(model, request)));
   return kDone;
 }
 
@@ -101,10 +112,15 @@ void add_cache_prompt(CLI::App& app, Action& chosen) {
   auto flags = std::make_shared<Flags>();
   add_model_flags(*command, flags->model);
   command
-      ->add_option("--prompt,-p", flags->prompt, "The beginning of the user's message; - reads it from standard input")
+      ->add_option("--prompt,-p", flags->prompt,
+                   "The beginning of the user's message, as it is (\\n and \\t stay); - reads it from standard input")
       ->required()
       ->type_name("");
-  command->add_option("--prompt-cache-file", flags->prompt_cache_file, "The file to save to (.safetensors)")
+  command
+      ->add_option_function<std::string>(
+          "--prompt-cache-file",
+          [flags](const std::string& text) { flags->prompt_cache_file = cache_file_name("--prompt-cache-file", text); },
+          "The file to save to (.safetensors)")
       ->required()
       ->type_name("");
   add_text_flag(*command, {"--eos-token", "A token that ends answers, recorded in the file"}, flags->eos_token);

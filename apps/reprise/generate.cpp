@@ -4,6 +4,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "apps/reprise/cache_file_name.h"
 #include "apps/reprise/command.h"
 #include "apps/reprise/flags.h"
 #include "apps/reprise/interrupts.h"
@@ -13,6 +14,7 @@
 #include "apps/reprise/progress.h"
 #include "apps/reprise/prompt.h"
 #include "mlx/memory.h"
+#include "reprise/base/error.h"
 
 namespace reprise::app {
 namespace {
@@ -28,10 +30,6 @@ struct Flags {
   bool verbose = true;
 };
 
-std::string with_suffix(const std::string& file) {
-  return file.ends_with(".safetensors") ? file : file + ".safetensors";
-}
-
 // The end token that the cache was made with ends this answer too.
 void take_tokenizer_settings(const LoadedPromptCache& stored, const LoadedModel& model, GenerateOptions& options) {
   const auto found = stored.metadata.find("tokenizer_config");
@@ -40,6 +38,13 @@ void take_tokenizer_settings(const LoadedPromptCache& stored, const LoadedModel&
   if (!config.is_object() || !config.contains("eos_token") || !config["eos_token"].is_string()) return;
   const auto id = model.tokenizer.token_to_id(config["eos_token"].get<std::string>());
   if (id) options.stop_tokens.push_back(*id);
+}
+
+LoadedPromptCache load_stored_prompt(const std::string& file) {
+  auto stored = load_prompt_cache_file(file);
+  if (!is_chat_record(stored.extension.app_json)) return stored;
+  throw Error(ErrorCode::failed_precondition,
+              file + " holds a saved chat, not a prompt: `/load` in `reprise chat` goes on with it");
 }
 
 void print_summary(const GenerateStats& stats) {
@@ -61,7 +66,7 @@ int run(const Flags& flags) {
                               .tools_json = read_tools(flags.chat_template),
                               .kwargs_json = flags.chat_template.kwargs_json};
   std::optional<LoadedPromptCache> stored;
-  if (flags.prompt_cache_file) stored = load_prompt_cache_file(with_suffix(*flags.prompt_cache_file));
+  if (flags.prompt_cache_file) stored = load_stored_prompt(*flags.prompt_cache_file);
   const auto name = stored ? model_of_cache(*stored, flags.model.model) : choose_model(flags.model.model);
   const auto model = load_model(name, flags.model.load);
   auto options = finish_generation_flags(flags.generation, model);
@@ -69,6 +74,7 @@ int run(const Flags& flags) {
   ContinuedPrompt prepared{{model.model->make_cache(), {}}, {}};
   if (stored) {
     check_model_of_cache(*stored, model);
+    warn_of_other_dtype(*stored, model);
     take_tokenizer_settings(*stored, model, options);
     prepared = continue_prompt(std::move(*stored), model, request);
   } else {
@@ -104,12 +110,16 @@ void add_generate(CLI::App& app, Action& chosen) {
   auto flags = std::make_shared<Flags>();
   flags->generation.options.max_tokens = 100;
   add_model_flags(*command, flags->model);
-  add_flag_with_value(*command, {"-p,--prompt", "The user's message; - reads it from standard input [hello]"},
-                      [flags](const std::string& text) { flags->prompt = text; });
+  add_flag_with_value(
+      *command,
+      {"-p,--prompt",
+       "The user's message (\\n and \\t become newline and tab); - reads it from standard input [hello]"},
+      [flags](const std::string& text) { flags->prompt = text; });
   add_text_flag(*command, {"--prefill-response", "Beginning of the answer, which the model continues"},
                 flags->prefill_response);
-  add_text_flag(*command, {"--prompt-cache-file", "Continues the prompt that cache-prompt stored in this file"},
-                flags->prompt_cache_file);
+  add_flag_with_value(
+      *command, {"--prompt-cache-file", "Continues the prompt that cache-prompt stored in this file"},
+      [flags](const std::string& text) { flags->prompt_cache_file = cache_file_name("--prompt-cache-file", text); });
   command->add_flag("--ignore-chat-template", flags->ignore_chat_template, "Takes the prompt as plain text");
   add_flag_with_value(*command, {"--verbose", "false: prints the answer only, when it is complete [true]"},
                       [flags](const std::string& text) { flags->verbose = str2bool(text); });

@@ -3,7 +3,7 @@
 #include <set>
 
 #include "apps/reprise/inspect_report.h"
-#include "apps/reprise/prompt.h"
+#include "apps/reprise/prompt_record.h"
 #include "reprise/cache/prompt_cache_file.h"
 
 namespace reprise::app {

@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
+#include "apps/reprise/model_path.h"
+#include "mlx/ops.h"
 #include "reprise/base/error.h"
 #include "reprise/base/log.h"
 
@@ -12,11 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Stands for the user's text to find out where a template puts it. Nothing a template would change or escape.
-constexpr const char* kPlaceholder = "REPRISE0USER0TEXT0GOES0HERE";
-
-// A cache without a text record may differ from the text's tokens this far from its end before that is no seam any
-// more.
+// Tokens at a cache's end that the text behind it may change: further off, something else differs.
 constexpr std::size_t kSeamTokens = 16;
 
 bool uses_template(const LoadedModel& model, const PromptRequest& request) {
@@ -45,9 +42,13 @@ struct SplitPrompt {
 
 SplitPrompt split_prompt(const LoadedModel& model, const PromptRequest& request) {
   if (!uses_template(model, request)) return {"", request.prompt};
-  const auto marked = render(model, request, kPlaceholder);
-  const auto at = marked.find(kPlaceholder);
   const auto whole = render(model, request, request.prompt);
+  // The template's own words are in `whole`; what it may leave out of the request is not.
+  const auto placeholder =
+      unused_placeholder({whole, request.system_prompt.value_or(""), request.prefill_response.value_or(""),
+                          request.tools_json, request.kwargs_json});
+  const auto marked = render(model, request, placeholder);
+  const auto at = marked.find(placeholder);
   if (at == std::string::npos || whole.compare(0, at, marked, 0, at) != 0) {
     throw Error(
         ErrorCode::unsupported,
@@ -62,6 +63,97 @@ std::size_t common_prefix(const Tokens& a, const Tokens& b) {
 
 void warn(const std::string& text) { log(LogLevel::warning, text); }
 
+std::string dtype_name(mlx::core::Dtype dtype) {
+  if (dtype == mlx::core::float32) return "float32";
+  if (dtype == mlx::core::float16) return "float16";
+  if (dtype == mlx::core::bfloat16) return "bfloat16";
+  return "another dtype";
+}
+
+// Of the first layer's keys; none for a layer that keeps none as numbers.
+std::optional<mlx::core::Dtype> keys_dtype(const PromptCache& cache) {
+  if (cache.size() == 0) return std::nullopt;
+  std::vector<mlx::core::array> arrays;
+  cache[0].saved_state().collect_arrays(arrays);
+  if (arrays.empty() || !mlx::core::issubdtype(arrays[0].dtype(), mlx::core::floating)) return std::nullopt;
+  return arrays[0].dtype();
+}
+
+// The first `kept` of the cached tokens stay; what cannot be cut is computed anew.
+ContinuedPrompt cut(PromptCache cache, const Tokens& cached, std::size_t kept, const Tokens& whole,
+                    const LoadedModel& model) {
+  const auto dropped = static_cast<int>(cached.size() - kept);
+  if (can_trim_prompt_cache(cache, dropped)) {
+    trim_prompt_cache(cache, dropped);
+  } else {
+    cache = model.model->make_cache();
+    kept = 0;
+  }
+  const auto at = whole.begin() + static_cast<std::ptrdiff_t>(kept);
+  return {{std::move(cache), Tokens(whole.begin(), at)}, Tokens(at, whole.end())};
+}
+
+// How many tokens of `whole` the cache is good for: one must be left to compute.
+std::size_t usable(std::size_t common, const Tokens& whole) {
+  return std::min(common, whole.size() - std::min<std::size_t>(whole.size(), 1));
+}
+
+void warn_of_seam(std::size_t again) {
+  warn("the prompt joins the cached one within a token: " + std::to_string(again) +
+       " cached tokens are processed again");
+}
+
+ContinuedPrompt continue_recorded(LoadedPromptCache stored, const PromptRecord& record, const LoadedModel& model,
+                                  const PromptRequest& request) {
+  PromptRequest joined = request;
+  joined.prompt = record.text + request.prompt;
+  if (!joined.system_prompt) joined.system_prompt = record.system_prompt;
+  if (joined.tools_json.empty()) joined.tools_json = record.tools_json;
+  if (joined.kwargs_json.empty()) joined.kwargs_json = record.kwargs_json;
+  const auto whole = encode_prompt(model, joined);
+  const auto& cached = *stored.extension.tokens;
+  const auto common = common_prefix(cached, whole);
+  const auto again = cached.size() - common;
+  const bool same_kind = record.plain != uses_template(model, joined) && joined.system_prompt == record.system_prompt &&
+                         joined.tools_json == record.tools_json && joined.kwargs_json == record.kwargs_json;
+  if (again > kSeamTokens || (again > 0 && !same_kind)) {
+    warn("the prompt cache begins otherwise than this prompt (another system prompt, template or tools): " +
+         std::to_string(again) + " of its " + std::to_string(cached.size()) + " tokens are processed again");
+  } else if (again > 0) {
+    warn_of_seam(again);
+  }
+  return cut(std::move(stored.cache), cached, usable(common, whole), whole, model);
+}
+
+// The rendered text behind the cache, as mlx-lm does it.
+ContinuedPrompt continue_unrecorded(LoadedPromptCache stored, const LoadedModel& model, const PromptRequest& request) {
+  const auto split = split_prompt(model, request);
+  if (!request.prompt.empty() && !split.suffix.starts_with(request.prompt.front())) {
+    warn("the chat template changes the beginning of the prompt: the answer may differ from the whole prompt's");
+  }
+  auto ids = model.tokenizer.encode(split.suffix);
+  if (!stored.extension.tokens) {
+    warn("the prompt cache has no record of its tokens: whether the prompt continues them cannot be verified");
+    Tokens unknown(static_cast<std::size_t>(cache_length(stored.cache)), 0);
+    return {{std::move(stored.cache), std::move(unknown)}, std::move(ids)};
+  }
+  const auto& cached = *stored.extension.tokens;
+  const auto text = model.tokenizer.decode(cached);
+  if (!text.starts_with(split.head)) {
+    warn(
+        "the prompt cache begins otherwise than this prompt: it was made with another system prompt, template or "
+        "tools");
+  }
+  const auto whole = model.tokenizer.encode(text + split.suffix);
+  const auto common = common_prefix(cached, whole);
+  if (common + kSeamTokens < cached.size()) {
+    warn("the cached tokens are no prefix of the whole prompt's tokens: the answer may differ from the whole prompt's");
+    return {{std::move(stored.cache), cached}, std::move(ids)};
+  }
+  if (common < cached.size()) warn_of_seam(cached.size() - common);
+  return cut(std::move(stored.cache), cached, usable(common, whole), whole, model);
+}
+
 }  // namespace
 
 Tokens encode_prompt(const LoadedModel& model, const PromptRequest& request) {
@@ -69,37 +161,45 @@ Tokens encode_prompt(const LoadedModel& model, const PromptRequest& request) {
   return model.tokenizer.encode(render(model, request, request.prompt));
 }
 
-OpenPrompt open_prompt(const LoadedModel& model, const PromptRequest& request) {
-  if (!uses_template(model, request)) {
-    return {request.prompt, model.tokenizer.encode(request.prompt, {.add_special_tokens = true})};
-  }
+Tokens encode_open_prompt(const LoadedModel& model, const PromptRequest& request) {
+  if (!uses_template(model, request)) return encode_prompt(model, request);
   const RenderOptions options{
       .continue_final_message = true, .tools_json = request.tools_json, .kwargs_json = request.kwargs_json};
-  auto text = model.chat_template->render(messages_of(request, request.prompt), options);
-  auto ids = model.tokenizer.encode(text);
-  return {std::move(text), std::move(ids)};
+  return model.tokenizer.encode(model.chat_template->render(messages_of(request, request.prompt), options));
 }
 
-std::string prompt_text_to_json(const std::string& text) {
-  return nlohmann::json({{"prompt", {{"text", text}}}}).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+PromptRecord record_of(const LoadedModel& model, const PromptRequest& request) {
+  return {.text = request.prompt,
+          .system_prompt = request.system_prompt,
+          .plain = !uses_template(model, request),
+          .tools_json = request.tools_json,
+          .kwargs_json = request.kwargs_json};
 }
 
-std::optional<std::string> prompt_text_from_json(const std::string& json) {
-  const auto app = nlohmann::json::parse(json, nullptr, /*allow_exceptions=*/false);
-  if (!app.is_object() || !app.contains("prompt") || !app["prompt"].is_object()) return std::nullopt;
-  const auto text = app["prompt"].find("text");
-  if (text == app["prompt"].end() || !text->is_string()) return std::nullopt;
-  return text->get<std::string>();
+std::string unused_placeholder(const std::vector<std::string>& texts) {
+  for (int i = 0;; ++i) {
+    auto placeholder = "REPRISE" + std::to_string(i) + "TEXT";
+    const bool used = std::any_of(texts.begin(), texts.end(),
+                                  [&](const std::string& text) { return text.find(placeholder) != std::string::npos; });
+    if (!used) return placeholder;
+  }
 }
 
 std::string model_of_cache(const LoadedPromptCache& stored, const std::optional<std::string>& flag) {
   const auto found = stored.metadata.find("model");
-  if (found == stored.metadata.end() || found->second.empty() || found->second == flag.value_or("")) {
+  if (found == stored.metadata.end() || found->second.empty()) {
     if (flag) return *flag;
-    if (found != stored.metadata.end() && !found->second.empty()) return found->second;
     throw Error(ErrorCode::not_found, "the prompt cache does not say which model made it: name it with --model");
   }
-  if (!flag) return found->second;
+  if (!flag) {
+    try {
+      resolve_model(found->second);
+    } catch (const Error& error) {
+      throw Error(error.code(), std::string(error.what()) + " (the prompt cache names it; --model says where it is)");
+    }
+    return found->second;
+  }
+  if (*flag == found->second) return *flag;
   // Another name of the same model is settled by the fingerprint, once it is loaded.
   if (!stored.extension.model_fingerprint.empty()) return *flag;
   std::error_code ignored;
@@ -118,45 +218,21 @@ void check_model_of_cache(const LoadedPromptCache& stored, const LoadedModel& mo
                   model.path);
 }
 
+void warn_of_other_dtype(const LoadedPromptCache& stored, const LoadedModel& model) {
+  const auto kept = keys_dtype(stored.cache);
+  // Nothing is evaluated: the graph of one step knows the dtype.
+  auto fresh = model.model->make_cache();
+  model.model->forward(mlx::core::zeros({1, 1}, mlx::core::int32), fresh);
+  const auto own = keys_dtype(fresh);
+  if (!kept || !own || *kept == *own) return;
+  warn("the prompt cache holds " + dtype_name(*kept) + ", but this run computes in " + dtype_name(*own) +
+       ": the answer may differ from the whole prompt's (--dtype " + dtype_name(*kept) + " makes them equal)");
+}
+
 ContinuedPrompt continue_prompt(LoadedPromptCache stored, const LoadedModel& model, const PromptRequest& request) {
-  const auto split = split_prompt(model, request);
-  ContinuedPrompt out{{std::move(stored.cache), {}}, model.tokenizer.encode(split.suffix)};
-  if (!stored.extension.tokens) {
-    warn("the prompt cache has no record of its tokens: whether the prompt continues them cannot be verified");
-    out.cache.tokens.assign(static_cast<std::size_t>(cache_length(out.cache.cache)), 0);
-    return out;
-  }
-  out.cache.tokens = std::move(*stored.extension.tokens);
-  const auto recorded = prompt_text_from_json(stored.extension.app_json);
-  const auto text = recorded ? *recorded : model.tokenizer.decode(out.cache.tokens);
-  if (!text.starts_with(split.head)) {
-    warn(
-        "the prompt cache begins otherwise than this prompt: it was made with another system prompt, template or "
-        "tools");
-  }
-  // A prompt without template begins with the tokenizer's special tokens, which its text does not spell.
-  const bool plain = recorded && !uses_template(model, request);
-  const auto whole = model.tokenizer.encode(text + split.suffix, {.add_special_tokens = plain});
-  const std::size_t cached = out.cache.tokens.size();
-  const std::size_t common = common_prefix(out.cache.tokens, whole);
-  const std::size_t kept = std::min(common, whole.size() - std::min<std::size_t>(whole.size(), 1));
-  if (kept == cached) {
-    out.ids.assign(whole.begin() + static_cast<std::ptrdiff_t>(kept), whole.end());
-    return out;
-  }
-  const auto dropped = static_cast<int>(cached - kept);
-  if ((!recorded && common + kSeamTokens < cached) || !can_trim_prompt_cache(out.cache.cache, dropped)) {
-    warn("the cached tokens are no prefix of the whole prompt's tokens: the answer may differ from the whole prompt's");
-    return out;
-  }
-  if (common < cached) {
-    warn("the prompt joins the cached one within a token: " + std::to_string(dropped) +
-         " cached tokens are processed again");
-  }
-  trim_prompt_cache(out.cache.cache, dropped);
-  out.cache.tokens.resize(kept);
-  out.ids.assign(whole.begin() + static_cast<std::ptrdiff_t>(kept), whole.end());
-  return out;
+  const auto record = prompt_record_from_json(stored.extension.app_json);
+  if (!record || !stored.extension.tokens) return continue_unrecorded(std::move(stored), model, request);
+  return continue_recorded(std::move(stored), *record, model, request);
 }
 
 }  // namespace reprise::app
