@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <memory>
 
+#include "apps/reprise/cache_file_name.h"
 #include "apps/reprise/chat_commands.h"
 #include "apps/reprise/command.h"
 #include "apps/reprise/flags.h"
@@ -45,8 +46,11 @@ class Chat {
         print_note("(Ctrl-C once more or /quit leaves)");
         continue;
       }
-      interrupts_.reset();
+      // A pipe's lines come without anybody having read the answer before: two interrupts are two in a row, however far
+      // apart.
+      if (reader_.is_interactive()) interrupts_.reset();
       if (!take(input.text)) break;
+      if (!reader_.is_interactive() && interrupts_.count() >= 2) return kInterrupted;
     }
     // A person has seen the errors; a script looks at the exit code.
     return failed_ && !reader_.is_interactive() ? kFailed : kDone;
@@ -130,11 +134,11 @@ class Chat {
         break;
       case ChatCommand::save:
         need_file(input, "/save");
-        print_note("saved " + session_.save(expand_home(input.text)));
+        print_note("saved " + session_.save(cache_file_name("/save", expand_home(input.text))));
         break;
       case ChatCommand::load:
         need_file(input, "/load");
-        session_.load(expand_home(input.text));
+        session_.load(cache_file_name("/load", expand_home(input.text)));
         last_.reset();
         print_note("loaded " + describe());
         break;

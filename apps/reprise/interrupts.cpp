@@ -97,7 +97,7 @@ void Interrupts::watch() {
     ++count_;
     if (!working_) {
       [[maybe_unused]] const auto written = ::write(wake_[1], &byte, 1);
-    } else if (!work_.request_stop()) {
+    } else if (!work_.request_stop() || count_ > 1) {
       write_note("\n");
       ::_exit(kInterrupted);
     }

@@ -18,8 +18,8 @@ class Interrupts {
   Interrupts(const Interrupts&) = delete;
   Interrupts& operator=(const Interrupts&) = delete;
 
-  // Interrupts between the two calls stop the returned token, as does one before that nobody has taken; a second one
-  // before end_work ends the program with exit code kInterrupted.
+  // Interrupts between the two calls stop the returned token, as does one before that nobody has taken; the second one
+  // since reset() ends the program with exit code kInterrupted.
   std::stop_token begin_work();
   void end_work();
 
