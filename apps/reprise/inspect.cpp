@@ -40,6 +40,7 @@ Report inspect(const std::string& name) {
   const auto path = resolve_model(name);
   std::error_code ignored;
   if (fs::is_directory(path, ignored)) return inspect_model_folder(path);
+  require_regular(path);
   if (path.extension() == ".gguf" || begins_with(path, "GGUF")) return inspect_gguf(path);
   if (path.extension() != ".safetensors") {
     throw Error(ErrorCode::unsupported,
@@ -59,6 +60,20 @@ std::string Report::text() const {
     out += padded + one_line(text) + "\n";
   }
   return out;
+}
+
+void require_regular(const fs::path& file) {
+  std::error_code error;
+  const auto status = fs::status(file, error);
+  if (status.type() == fs::file_type::not_found) {
+    throw Error(ErrorCode::not_found, "there is no file " + file.string());
+  }
+  if (status.type() == fs::file_type::none) {
+    throw Error(ErrorCode::internal, "cannot look at " + file.string() + ": " + error.message());
+  }
+  if (!fs::is_regular_file(status)) {
+    throw Error(ErrorCode::invalid_argument, "needs a regular file, but got " + file.string());
+  }
 }
 
 std::string format_bytes(std::uint64_t bytes) {

@@ -14,6 +14,7 @@
 #include "reprise/models/language_model.h"
 #include "reprise/storage/file_system.h"
 #include "reprise/storage/gguf.h"
+#include "reprise/storage/model_files.h"
 #include "reprise/storage/safetensors.h"
 
 namespace reprise::app {
@@ -110,9 +111,20 @@ void add_weights(Report& report, const WeightSums& sums, std::size_t files) {
 }
 
 Json parse_json(const fs::path& file) {
+  require_regular(file);
   auto json = Json::parse(read_file(file), nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) throw Error(ErrorCode::corrupt_data, file.string() + " is no JSON object");
   return json;
+}
+
+// Python's bare NaN and Infinity are no JSON; the reader that loading uses gives a text that is.
+Json read_config(const fs::path& folder) {
+  try {
+    return parse_json(folder / "config.json");
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::corrupt_data) throw;
+    return Json::parse(read_model_files(folder).config_json);
+  }
 }
 
 // The weight files: those that the index names, else all there are.
@@ -126,7 +138,12 @@ std::vector<fs::path> weight_files(const fs::path& folder) {
       throw Error(ErrorCode::corrupt_data, index.string() + " has no weight_map");
     }
     for (const auto& [name, file] : map->items()) {
-      if (file.is_string()) files.insert(folder / file.get<std::string>());
+      const auto shard = file.is_string() ? file.get<std::string>() : "";
+      if (shard.empty() || shard == "." || shard == ".." || fs::path(shard).filename() != shard) {
+        throw Error(ErrorCode::corrupt_data, index.string() + ": the weights of " + excerpt(name) +
+                                                 " must be in a file of this folder, but got " + file.dump());
+      }
+      files.insert(folder / shard);
     }
   } else {
     for (const auto& entry : fs::directory_iterator(folder)) {
@@ -166,12 +183,16 @@ void add_tokenizer(Report& report, const fs::path& folder) {
   if (!fs::exists(folder / "tokenizer.json")) {
     report.add("tokenizer", "MISSING: there is no tokenizer.json");
   } else {
+    require_regular(folder / "tokenizer.json");
     report.add("tokenizer", "tokenizer.json, " + format_bytes(fs::file_size(folder / "tokenizer.json")));
   }
   bool has_template = fs::exists(folder / "chat_template.jinja") || fs::exists(folder / "chat_template.json");
   if (fs::exists(folder / "tokenizer_config.json")) {
-    const auto config = parse_json(folder / "tokenizer_config.json");
-    has_template = has_template || (config.contains("chat_template") && !config["chat_template"].is_null());
+    require_regular(folder / "tokenizer_config.json");
+    const auto config = Json::parse(read_file(folder / "tokenizer_config.json"), nullptr, /*allow_exceptions=*/false);
+    has_template =
+        has_template || (config.is_object() ? config.contains("chat_template") && !config["chat_template"].is_null()
+                                            : !read_model_files(folder).tokenizer.chat_template.empty());
   }
   report.add("chat template", has_template ? "yes" : "no: prompts are plain text, `chat` does not work");
 }
@@ -243,7 +264,7 @@ Report inspect_model_folder(const fs::path& folder) {
   if (!fs::exists(folder / "config.json")) {
     throw Error(ErrorCode::not_found, folder.string() + " is no model folder: it has no config.json");
   }
-  const auto json = parse_json(folder / "config.json");
+  const auto json = read_config(folder);
   const Config config(json);
   report.add("model folder", folder.string());
   const auto architectures = json.find("architectures");

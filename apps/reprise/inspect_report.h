@@ -27,6 +27,10 @@ Report inspect_prompt_cache(const std::filesystem::path& file);
 // A safetensors file that is no prompt cache.
 Report inspect_safetensors(const std::filesystem::path& file);
 
+// Waiting for a pipe or reading a device without end is no way to look at a file.
+// Throws: Error (invalid_argument) for what is no regular file, not_found.
+void require_regular(const std::filesystem::path& file);
+
 // "84.9 MB", "512 bytes".
 std::string format_bytes(std::uint64_t bytes);
 // "134.5 million", "12 345".

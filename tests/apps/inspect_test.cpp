@@ -1,5 +1,6 @@
 // `reprise inspect` on files of every kind.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <fstream>
@@ -102,6 +103,37 @@ TEST(Inspect, AModelFolderWithQuantisedWeights) {
   EXPECT_EQ(run_program({"inspect", folder.file("")}).exit_code, 1);
   fs::remove(folder.file("config.json"));
   expect_words(run_program({"inspect", folder.file("")}).err, {"config.json"});
+}
+
+TEST(Inspect, PipesAndDevicesAreRefusedAtOnce) {
+  const TemporaryFolder folder;
+  for (const char* name : {"pipe", "pipe.safetensors", "pipe.gguf"}) {
+    ASSERT_EQ(::mkfifo(folder.file(name).c_str(), 0600), 0);
+    const auto outcome = run_program({"inspect", folder.file(name)});
+    EXPECT_EQ(outcome.exit_code, 1);
+    expect_words(outcome.err, {"regular file", name});
+  }
+  expect_words(run_program({"inspect", "/dev/zero"}).err, {"regular file"});
+  fs::create_directory(folder.file("model"));
+  ASSERT_EQ(::mkfifo(folder.file("model/config.json").c_str(), 0600), 0);
+  expect_words(run_program({"inspect", folder.file("model")}).err, {"regular file", "config.json"});
+}
+
+TEST(Inspect, AFolderAsLoadingReadsIt) {
+  const TemporaryFolder folder;
+  mx::save_safetensors(folder.file("model.safetensors"), {{"w", mx::ones({2, 2})}});
+  std::ofstream(folder.file("config.json"))
+      << R"({"model_type":"llama","num_hidden_layers":3,"limit":[-Infinity,NaN]})";
+  const auto outcome = run_program({"inspect", folder.file("")});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  expect_words(outcome.out, {"llama", "3 layers"});
+  std::ofstream(folder.file("config.json")) << "{}";
+  for (const char* shard : {"\"../model.safetensors\"", "\"/dev/zero\"", "\"..\"", "\"\"", "7"}) {
+    std::ofstream(folder.file("model.safetensors.index.json")) << R"({"weight_map":{"w":)" << shard << "}}";
+    const auto refused = run_program({"inspect", folder.file("")});
+    EXPECT_EQ(refused.exit_code, 1) << shard;
+    expect_words(refused.err, {"of this folder"});
+  }
 }
 
 TEST(Inspect, AGgufModel) {
