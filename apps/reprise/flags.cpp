@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <charconv>
+#include <filesystem>
 #include <iostream>
 #include <iterator>
 #include <memory>
@@ -10,6 +11,7 @@
 #include "apps/reprise/model_path.h"
 #include "apps/reprise/numbers.h"
 #include "apps/reprise/output.h"
+#include "apps/reprise/utf8.h"
 #include "reprise/base/error.h"
 #include "reprise/storage/file_system.h"
 
@@ -111,7 +113,8 @@ void add_model_flags(CLI::App& app, ModelFlags& flags) {
 }
 
 LoadedModel load_model(const std::string& name, const LoadOptions& options) {
-  return load(resolve_model(name), options);
+  // A saved chat names its model: the path must hold from wherever it is read.
+  return load(std::filesystem::absolute(resolve_model(name)).lexically_normal(), options);
 }
 
 void add_prefill_flag(CLI::App& app, GenerateOptions& options) {
@@ -129,7 +132,9 @@ void add_generation_flags(CLI::App& app, GenerationFlags& flags) {
          "--stop",
          [&options](const std::vector<std::string>& texts) {
            for (const auto& text : texts) {
-             if (text.empty()) throw UsageError("--stop must be a text, but got \"\"");
+             if (text.empty() || !is_valid_utf8(text)) {
+               throw UsageError("--stop must be a text in UTF-8, but got \"" + text + "\"");
+             }
              options.stop.push_back(unescape(text));
            }
          },
@@ -162,9 +167,10 @@ GenerateOptions finish_generation_flags(const GenerationFlags& flags, const Load
 
 void add_template_flags(CLI::App& app, TemplateFlags& flags) {
   add_text_flag(app, {"--system-prompt", "The system message"}, flags.system_prompt);
-  add_flag_with_value(
-      app, {"--chat-template-config", "JSON object of further variables for the chat template"},
-      [&flags](const std::string& text) { flags.kwargs_json = check_json_object("--chat-template-config", text); });
+  add_flag_with_value(app, {"--chat-template-config", "JSON object of further variables for the chat template"},
+                      [&flags](const std::string& text) {
+                        flags.kwargs_json = check_template_variables("--chat-template-config", text);
+                      });
   add_text_flag(app, {"--tools", "File with a JSON list of tools the model may call"}, flags.tools_file);
 }
 

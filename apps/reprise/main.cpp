@@ -1,6 +1,7 @@
 // The program `reprise`: finds the subcommand, runs it, and turns what went wrong into one line and an exit code.
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -30,13 +31,21 @@ std::vector<std::string> arguments_of(int argc, char** argv) {
   return arguments;
 }
 
+// Our options have no type names, which leaves a hole in CLI11's sentence.
+std::string usage_text(const CLI::ParseError& error) {
+  const std::string text = error.what();
+  const auto hole = text.find(": 1 required  missing");
+  return hole == std::string::npos ? text : text.substr(0, hole) + " needs a value";
+}
+
 int parse_and_run(CLI::App& app, Action& chosen, int argc, char** argv, std::string& command) {
   try {
     app.parse(arguments_of(argc, argv));
   } catch (const CLI::CallForHelp& help) {
-    return app.exit(help);
-  } catch (const CLI::CallForAllHelp& help) {
-    return app.exit(help);
+    std::ostringstream text;
+    app.exit(help, text, text);
+    write_answer(text.str());
+    return kDone;
   } catch (const CLI::CallForVersion&) {
     write_answer(version_text() + "\n");
     return kDone;
@@ -68,7 +77,7 @@ int main(int argc, char** argv) {
   } catch (const OutputClosed&) {
     return kDone;
   } catch (const CLI::ParseError& error) {
-    print_error(command, std::string(error.what()) + " (--help lists the flags)");
+    print_error(command, usage_text(error) + " (--help lists the flags)");
     return kWrongUsage;
   } catch (const UsageError& error) {
     print_error(command, error.what());

@@ -78,8 +78,12 @@ std::map<TokenId, float> parse_logit_bias(const std::string& flag, const std::st
   return bias;
 }
 
-std::string check_json_object(const std::string& flag, const std::string& text) {
-  if (!nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false).is_object()) fail(flag, "a JSON object", text);
+std::string check_template_variables(const std::string& flag, const std::string& text) {
+  const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) fail(flag, "a JSON object", text);
+  for (const char* reserved : {"messages", "tools", "add_generation_prompt", "continue_final_message"}) {
+    if (json.contains(reserved)) fail(flag, std::string("a JSON object without \"") + reserved + "\"", text);
+  }
   return text;
 }
 

@@ -21,8 +21,8 @@ float parse_float(const std::string& flag, std::string_view text, float least = 
 
 // A JSON object from token id to bias: {"42": -3.5}.
 std::map<TokenId, float> parse_logit_bias(const std::string& flag, const std::string& text);
-// Returns: `text`. Throws: UsageError when it is no JSON object.
-std::string check_json_object(const std::string& flag, const std::string& text);
+// Returns: `text`. Throws: UsageError when it is no JSON object, or sets what a chat template gets by other ways.
+std::string check_template_variables(const std::string& flag, const std::string& text);
 
 // As mlx-lm: everything but "false" and "f" (in any case) is true.
 bool str2bool(std::string text);

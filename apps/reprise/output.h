@@ -30,7 +30,7 @@ class OutputClosed : public std::exception {
 };
 
 // Opens /dev/null for each of the descriptors 0 to 2 that is closed, so that no file of ours gets its number, and
-// ignores SIGPIPE, so that a reader who goes away is an error of write().
+// ignores SIGPIPE and SIGXFSZ, so that a reader who goes away and a file beyond the limit are errors of write().
 void prepare_standard_streams();
 
 // Writes all of it at once, past any buffer. Throws: OutputClosed; Error (internal) when it cannot be written.

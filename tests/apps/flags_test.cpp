@@ -59,6 +59,12 @@ TEST(Program, WrongUsageIsOneLineAndExitCodeTwo) {
       {{"generate", "--logit-bias", "{\"1\":1e400}"}, "--logit-bias"},
       {{"generate", "--chat-template-config", "not json"}, "--chat-template-config"},
       {{"generate", "--chat-template-config", "[]"}, "--chat-template-config"},
+      {{"generate", "--chat-template-config", "{\"messages\":[]}"}, "messages"},
+      {{"chat", "--chat-template-config", "{\"add_generation_prompt\":false}"}, "add_generation_prompt"},
+      {{"generate", "--stop", "\xff\xfe"}, "--stop"},
+      {{"generate", "--temp"}, "--temp needs a value"},
+      {{"generate", "--prompt-cache-file="}, "--prompt-cache-file"},
+      {{"generate", "--prompt-cache-file", "/"}, "--prompt-cache-file"},
       {{"generate", "--dtype", "int8"}, "--dtype"},
       {{"generate", "--kv-bits", "4"}, "--kv-bits is not supported yet"},
       {{"generate", "--kv-group-size", "64"}, "--kv-group-size is not supported yet"},
@@ -75,6 +81,8 @@ TEST(Program, WrongUsageIsOneLineAndExitCodeTwo) {
       {{"cache-prompt", "--prompt", "x"}, "--prompt-cache-file"},
       {{"cache-prompt", "--prompt-cache-file", "x"}, "--prompt"},
       {{"cache-prompt", "--prompt", "x", "--prompt-cache-file", ""}, "--prompt-cache-file"},
+      {{"cache-prompt", "--prompt", "x", "--prompt-cache-file="}, "--prompt-cache-file"},
+      {{"cache-prompt", "--prompt", "x", "--prompt-cache-file", "-"}, "--prompt-cache-file"},
       {{"cache-prompt", "--prompt", "x", "--prompt-cache-file", "y", "--cache-format", "new"}, "--cache-format"},
       {{"inspect"}, "FILE"},
   };
@@ -122,6 +130,13 @@ TEST(Program, HelpAndVersionGoToStandardOutput) {
 #ifndef __APPLE__
   EXPECT_NE(version.out.find("openblas"), std::string::npos) << "the reference BLAS is in use: " << version.out;
 #endif
+}
+
+TEST(Program, HelpIntoAFullDiskFails) {
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"--help"}, {"chat", "--help"}, {"--version"}}) {
+    EXPECT_EQ(run_program(arguments, "", {.output_file = "/dev/full"}).exit_code, 1);
+  }
 }
 
 TEST(Program, WithoutAModelTheErrorNamesBothWays) {

@@ -1,14 +1,17 @@
 // The parts of the program that need neither a model nor a terminal.
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <fstream>
 
+#include "apps/reprise/cache_file_name.h"
 #include "apps/reprise/chat_commands.h"
 #include "apps/reprise/inspect_report.h"
 #include "apps/reprise/model_path.h"
 #include "apps/reprise/numbers.h"
 #include "apps/reprise/output.h"
+#include "apps/reprise/prompt.h"
 #include "apps/reprise/utf8.h"
 #include "reprise/base/error.h"
 #include "tests/apps/program.h"
@@ -103,6 +106,52 @@ TEST(ParseLogitBias, TakesAnObjectOfIds) {
   EXPECT_EQ(parse_logit_bias("--logit-bias", "{\"3\": 1.5, \"7\": -100}"),
             (std::map<TokenId, float>{{3, 1.5f}, {7, -100.0f}}));
   EXPECT_TRUE(parse_logit_bias("--logit-bias", "{}").empty());
+}
+
+TEST(CacheFileName, HasItsEndingOnce) {
+  EXPECT_EQ(cache_file_name("/save", "a"), "a.safetensors");
+  EXPECT_EQ(cache_file_name("/save", "d/a b.safetensors"), "d/a b.safetensors");
+  EXPECT_EQ(cache_file_name("/save", "-.safetensors"), "-.safetensors");
+  EXPECT_EQ(cache_file_name("/save", "-x"), "-x.safetensors");
+}
+
+TEST(CacheFileName, RefusesWhatNamesNoFile) {
+  using namespace std::string_literals;
+  for (const auto& name : {""s, "/"s, "."s, ".."s, "d/"s, "d/.."s, "-"s, ".safetensors"s, "d/.safetensors"s, "a\0b"s}) {
+    EXPECT_THROW(cache_file_name("/save", name), UsageError) << name;
+  }
+}
+
+TEST(PrepareStandardStreams, IgnoresSignalsThatAreErrorsOfWrite) {
+  for (const int signal : {SIGPIPE, SIGXFSZ}) {
+    const auto before = std::signal(signal, SIG_DFL);
+    prepare_standard_streams();
+    EXPECT_EQ(std::signal(signal, before), SIG_IGN) << signal;
+  }
+}
+
+TEST(PromptRecord, ComesBackAsItWas) {
+  const PromptRecord records[] = {
+      {},
+      {.text = "a\n\"ä\"", .plain = true},
+      {.text = "x", .system_prompt = "", .tools_json = "[1]", .kwargs_json = "{\"a\":null}"},
+  };
+  for (const auto& record : records) EXPECT_EQ(prompt_record_from_json(prompt_record_to_json(record)), record);
+}
+
+TEST(PromptRecord, IsNotReadFromAnythingElse) {
+  for (const char* json :
+       {"", "[", "[]", "{}", R"({"prompt":1})", R"({"prompt":{"text":"x"}})", R"({"prompt":{"text":"x","plain":1}})",
+        R"({"prompt":{"plain":true}})", R"({"prompt":{"text":1,"plain":true}})"}) {
+    EXPECT_EQ(prompt_record_from_json(json), std::nullopt) << json;
+  }
+}
+
+TEST(UnusedPlaceholder, OccursInNoText) {
+  const auto first = unused_placeholder({});
+  const auto second = unused_placeholder({"a", "b" + first});
+  EXPECT_NE(first, second);
+  EXPECT_EQ(unused_placeholder({second, first + second}).find(second), std::string::npos);
 }
 
 TEST(Str2bool, OnlyFalseAndFAreFalse) {
