@@ -5,6 +5,7 @@
 #include <langinfo.h>
 #include <poll.h>
 #include <sys/stat.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -14,6 +15,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <optional>
+#include <utility>
 
 #include "apps/reprise/line_reader.h"
 #include "apps/reprise/output.h"
@@ -127,6 +130,14 @@ class TerminalLineReader final : public LineReader {
     ::el_set(edit_, EL_BIND, "\033\n", "reprise-newline", nullptr);
     ::el_set(edit_, EL_BIND, "^R", "em-inc-search-prev", nullptr);
     ::el_source(edit_, nullptr);
+    // The terminal would make signals of the keys for them even in the middle of pasted text, and drop what came
+    // before.
+    ::el_set(edit_, EL_SETTY, "-d", "-isig", nullptr);
+    if (struct termios terminal = {}; ::tcgetattr(STDIN_FILENO, &terminal) == 0) {
+      keys_of_signals_[0].key = terminal.c_cc[VINTR];
+      keys_of_signals_[1].key = terminal.c_cc[VSUSP];
+      keys_of_signals_[2].key = terminal.c_cc[VQUIT];
+    }
   }
 
   ~TerminalLineReader() override {
@@ -141,6 +152,8 @@ class TerminalLineReader final : public LineReader {
 
   Input read() override {
     interrupted_ = false;
+    pasting_ = false;
+    pending_.reset();
     ending_signal_ = 0;
     Input input;
     {
@@ -177,12 +190,18 @@ class TerminalLineReader final : public LineReader {
 
   int next(wchar_t& out) {
     unsigned char lead = 0;
-    if (const int got = next_byte(lead); got != 1) return got;
+    do {
+      if (const int got = next_byte(lead); got != 1) return got;
+    } while (raise_signal_of(lead));
     const int length = utf8_length(lead);
     std::string bytes(1, static_cast<char>(lead));
     while (static_cast<int>(bytes.size()) < length) {
       unsigned char byte = 0;
       if (const int got = next_byte(byte); got != 1) return got;
+      if ((byte & 0xC0) != 0x80) {  // the character was never finished; this is the next one
+        pending_ = byte;
+        break;
+      }
       bytes += static_cast<char>(byte);
     }
     if (!is_valid_utf8(bytes)) {
@@ -197,7 +216,22 @@ class TerminalLineReader final : public LineReader {
     return 1;
   }
 
+  // The signal comes back through the same wait as one from outside. Returns: whether the key stands for one.
+  bool raise_signal_of(unsigned char key) {
+    if (pasting_ || key == _POSIX_VDISABLE) return false;
+    for (const auto& known : keys_of_signals_) {
+      if (key != known.key) continue;
+      ::raise(known.signal);
+      return true;
+    }
+    return false;
+  }
+
   int next_byte(unsigned char& byte) {
+    if (pending_) {
+      byte = *std::exchange(pending_, std::nullopt);
+      return 1;
+    }
     for (;;) {
       pollfd waiting[3] = {{keys_, POLLIN, 0}, {interrupts_.wake_descriptor(), POLLIN, 0}, {signals_[0], POLLIN, 0}};
       if (::poll(waiting, 3, -1) < 0) {
@@ -253,12 +287,13 @@ class TerminalLineReader final : public LineReader {
   // Takes characters up to the end mark as text, newlines included, so that nothing pasted acts as a key.
   static unsigned char paste(EditLine* edit, int) {
     std::wstring text;
-    for (;;) {
+    self(edit).pasting_ = true;
+    while (!text.ends_with(kPasteEnd)) {
       wchar_t c = 0;
       if (::el_wgetc(edit, &c) != 1) return CC_EOF;
       text += c;
-      if (text.ends_with(kPasteEnd)) break;
     }
+    self(edit).pasting_ = false;
     text.resize(text.size() - kPasteEnd.size());
     std::wstring clean;
     for (std::size_t i = 0; i < text.size(); ++i) {
@@ -300,6 +335,13 @@ class TerminalLineReader final : public LineReader {
   EditLine* edit_ = nullptr;
   const int keys_ = open_keys();
   int signals_[2] = {-1, -1};
+  struct SignalKey {
+    int signal;
+    unsigned char key;
+  };
+  SignalKey keys_of_signals_[3] = {{SIGINT, '\003'}, {SIGTSTP, '\032'}, {SIGQUIT, '\034'}};
+  std::optional<unsigned char> pending_;  // read, and not yet part of a character
+  bool pasting_ = false;
   bool interrupted_ = false;
   int ending_signal_ = 0;
 };

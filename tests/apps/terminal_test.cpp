@@ -40,6 +40,22 @@ class Terminal : public ::testing::Test {
   std::string model_;
 };
 
+TEST_F(Terminal, BytesThatAreNoTextTakeNothingElseAlong) {
+  Program program({"chat", "--model", model_, "--stats", "--max-tokens", "2"}, options());
+  ASSERT_TRUE(program.wait_for_output(">> ")) << program.out();
+  program.write("\033[200~/first\003\032\034\tword\033[201~\r");
+  ASSERT_TRUE(program.wait_for_output("there is no command /first word")) << program.out();
+  ASSERT_TRUE(program.wait_for_output(">> "));
+  program.write("/half\xC3\r");
+  ASSERT_TRUE(program.wait_for_output("there is no command /half\uFFFD")) << program.out();
+  ASSERT_TRUE(program.wait_for_output(">> "));
+  program.write("/more\xE2\x82x\r");
+  ASSERT_TRUE(program.wait_for_output("there is no command /more\uFFFDx")) << program.out();
+  ASSERT_TRUE(program.wait_for_output(">> "));
+  program.write("\034");  // Ctrl-\ is still a key
+  EXPECT_EQ(program.finish(seconds(30)).exit_code, 128 + SIGQUIT);
+}
+
 TEST_F(Terminal, PastedLinesAreOneMessageAndTypedOnesAreEdited) {
   Program program({"chat", "--model", model_, "--stats", "--max-tokens", "2"}, options());
   ASSERT_TRUE(program.wait_for_output(">> ")) << program.out();
