@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <random>
 
 #include "tests/text/text_data.h"
@@ -102,17 +101,15 @@ TEST(Detokenizer, OutlivesItsTokenizer) {
   EXPECT_EQ(joined + detokenizer.finish(), "still here");
 }
 
-TEST(Detokenizer, AnIdCostsTheSameHoweverLongTheTextIs) {
+// Cost that grew with the text would run these half a million ids into ctest's limit.
+TEST(Detokenizer, HalfAMillionIdsComeOutWhole) {
   const Tokenizer tokenizer(testing::byte_level_json(testing::read_golden("byte_level.json")));
   const Tokens ids = tokenizer.encode("a line of text 你好\n");
   Detokenizer detokenizer(tokenizer);
-  const auto start = std::chrono::steady_clock::now();
   std::size_t bytes = 0;
   for (int round = 0; round < 30000; ++round) {
     for (const TokenId id : ids) bytes += detokenizer.add(id).size();
   }
-  // Quadratic cost would take minutes for these half a million ids.
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
   EXPECT_EQ(bytes, 30000 * std::string("a line of text 你好\n").size());
 }
 

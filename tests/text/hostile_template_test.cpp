@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
-
 #include "reprise/base/error.h"
 #include "reprise/text/chat_template.h"
 
