@@ -169,9 +169,10 @@ Tokens encode_open_prompt(const LoadedModel& model, const PromptRequest& request
 }
 
 PromptRecord record_of(const LoadedModel& model, const PromptRequest& request) {
+  if (!uses_template(model, request)) return {.text = request.prompt, .plain = true};
   return {.text = request.prompt,
           .system_prompt = request.system_prompt,
-          .plain = !uses_template(model, request),
+          .plain = false,
           .tools_json = request.tools_json,
           .kwargs_json = request.kwargs_json};
 }

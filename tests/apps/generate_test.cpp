@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <filesystem>
 #include <fstream>
 
 #include "tests/apps/program.h"
@@ -78,6 +79,38 @@ TEST(Generate, ALegacyFileHasNoRecordAndSaysSo) {
   EXPECT_NE(outcome.err.find("cannot be verified"), std::string::npos) << outcome.err;
   const auto whole = run_program(generate(model, {"-p", "Say yes.", "-m", "2"}));
   EXPECT_EQ(outcome.out, whole.out);
+}
+
+TEST(Generate, AnotherDtypeThanTheCachesIsSaidOnce) {
+  REPRISE_NEED_MODEL(model);
+  const TemporaryFolder folder;
+  const auto file = folder.file("prompt.safetensors");
+  ASSERT_EQ(cache_prompt(model, "Say", file, {"--dtype", "float16"}).exit_code, 0);
+  const auto other =
+      run_program(generate(model, {"--prompt-cache-file", file, "-p", " yes.", "-m", "1", "--dtype", "float32"}));
+  EXPECT_EQ(other.exit_code, 0) << other.err;
+  EXPECT_NE(other.err.find("--dtype float16"), std::string::npos) << other.err;
+  EXPECT_EQ(count_lines(other.err), 2) << "a warning and the figures: " << other.err;
+  const auto same =
+      run_program(generate(model, {"--prompt-cache-file", file, "-p", " yes.", "-m", "1", "--dtype", "float16"}));
+  EXPECT_EQ(same.err.find("warning"), std::string::npos) << same.err;
+}
+
+TEST(Generate, TheFileNamesItsModelSoThatItIsFoundFromAnywhere) {
+  REPRISE_NEED_MODEL(model);
+  namespace fs = std::filesystem;
+  const TemporaryFolder folder;
+  const auto file = folder.file("prompt.safetensors");
+  const auto moved = folder.file("moved.gguf");
+  if (fs::path(model).extension() != ".gguf") GTEST_SKIP() << "the model is no .gguf file";
+  fs::create_symlink(fs::absolute(model), moved);
+  ASSERT_EQ(cache_prompt(fs::path(moved).lexically_relative(fs::current_path()).string(), "Say", file).exit_code, 0);
+  EXPECT_NE(run_program({"inspect", file}).out.find(moved), std::string::npos);
+  fs::remove(moved);
+  const auto outcome = run_program({"generate", "--prompt-cache-file", file});
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_NE(outcome.err.find("--model"), std::string::npos) << outcome.err;
+  EXPECT_NE(outcome.err.find(moved), std::string::npos) << outcome.err;
 }
 
 TEST(Generate, ADamagedOrMissingCacheFileIsOneError) {
