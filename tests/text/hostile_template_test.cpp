@@ -28,13 +28,6 @@ std::string rounds(const std::string& start, const std::string& body, int count 
 
 class HostileTemplate : public ::testing::TestWithParam<std::pair<const char*, std::string>> {};
 
-// Seconds at most in a release build; a sanitizer slows them down twelvefold.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr std::chrono::seconds kPatience{120};
-#else
-constexpr std::chrono::seconds kPatience{30};
-#endif
-
 TEST_P(HostileTemplate, EndsWithAnError) {
   try {
     const std::string text = rendered(GetParam().second);
