@@ -42,8 +42,7 @@ void textkit_ids_free(textkit_ids* ids);
 // ---- tokenizers ----
 
 // From the text of a Hugging Face tokenizer.json. Its truncation and padding are switched off.
-textkit_status textkit_tokenizer_new(const char* json, size_t size, textkit_tokenizer** tokenizer,
-                                     textkit_text* error);
+textkit_status textkit_tokenizer_new(const char* json, size_t size, textkit_tokenizer** tokenizer, textkit_text* error);
 void textkit_tokenizer_free(textkit_tokenizer* tokenizer);
 
 // `text` must be UTF-8. Special tokens spelled out in it become their ids.
