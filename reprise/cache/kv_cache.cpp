@@ -46,7 +46,7 @@ mx::array first_columns(const mx::array& buffer, int columns) {
 mx::array zero_columns(const mx::array& like, int columns) {
   mx::Shape shape = like.shape();
   shape[kColumnAxis] = columns;
-  return mx::zeros(std::move(shape), like.dtype());
+  return mx::zeros(shape, like.dtype());
 }
 
 // Columns that growth appends for `rows` new rows.
@@ -124,7 +124,7 @@ std::unique_ptr<KVCache> KVCache::from_state(const State& state) {
 
 std::unique_ptr<KVCache> KVCache::from_legacy(const State& state, const Meta& meta) {
   const internal::StateReader reader("KVCache::from_legacy", state, {"keys", "values"});
-  internal::MetaReader("KVCache::from_legacy", meta, {});
+  const internal::MetaReader no_items("KVCache::from_legacy", meta, {});
   auto cache = std::make_unique<KVCache>();
   if (auto buffers = reader.keys_values(0, 1)) {
     cache->offset_ = buffers->keys.shape(kColumnAxis);
