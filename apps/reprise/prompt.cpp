@@ -79,23 +79,11 @@ std::optional<mlx::core::Dtype> keys_dtype(const PromptCache& cache) {
   return arrays[0].dtype();
 }
 
-// The first `kept` of the cached tokens stay; what cannot be cut is computed anew.
-ContinuedPrompt cut(PromptCache cache, const Tokens& cached, std::size_t kept, const Tokens& whole,
-                    const LoadedModel& model) {
-  const auto dropped = static_cast<int>(cached.size() - kept);
-  if (can_trim_prompt_cache(cache, dropped)) {
-    trim_prompt_cache(cache, dropped);
-  } else {
-    cache = model.model->make_cache();
-    kept = 0;
-  }
-  const auto at = whole.begin() + static_cast<std::ptrdiff_t>(kept);
-  return {{std::move(cache), Tokens(whole.begin(), at)}, Tokens(at, whole.end())};
-}
-
-// How many tokens of `whole` the cache is good for: one must be left to compute.
-std::size_t usable(std::size_t common, const Tokens& whole) {
-  return std::min(common, whole.size() - std::min<std::size_t>(whole.size(), 1));
+// What the cache and the whole prompt share stays; the rest is to be computed.
+ContinuedPrompt continued(RecordedCache cache, const Tokens& whole, const LoadedModel& model) {
+  if (!whole.empty()) keep_common_prefix(*model.model, cache, whole);
+  const auto at = whole.begin() + static_cast<std::ptrdiff_t>(std::min(cache.tokens.size(), whole.size()));
+  return {std::move(cache), Tokens(at, whole.end())};
 }
 
 void warn_of_seam(std::size_t again) {
@@ -122,7 +110,7 @@ ContinuedPrompt continue_recorded(LoadedPromptCache stored, const PromptRecord& 
   } else if (again > 0) {
     warn_of_seam(again);
   }
-  return cut(std::move(stored.cache), cached, usable(common, whole), whole, model);
+  return continued({std::move(stored.cache), cached}, whole, model);
 }
 
 // The rendered text behind the cache, as mlx-lm does it.
@@ -151,7 +139,7 @@ ContinuedPrompt continue_unrecorded(LoadedPromptCache stored, const LoadedModel&
     return {{std::move(stored.cache), cached}, std::move(ids)};
   }
   if (common < cached.size()) warn_of_seam(cached.size() - common);
-  return cut(std::move(stored.cache), cached, usable(common, whole), whole, model);
+  return continued({std::move(stored.cache), cached}, whole, model);
 }
 
 }  // namespace

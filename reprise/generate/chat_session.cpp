@@ -39,21 +39,6 @@ void ChatSession::set_system_prompt(std::optional<std::string> text) {
   reset();
 }
 
-void ChatSession::rewind_to_common_prefix(const Tokens& ids) {
-  const Tokens& record = cache_.tokens;
-  const auto differ = std::mismatch(record.begin(), record.end(), ids.begin(), ids.end()).first;
-  // One token is left to compute: its logits are what the answer begins with.
-  const auto common = std::min(static_cast<std::size_t>(differ - record.begin()), ids.size() - 1);
-  const int surplus = static_cast<int>(record.size() - common);
-  if (surplus == 0) return;
-  if (can_trim_prompt_cache(cache_.cache, surplus)) {
-    trim_prompt_cache(cache_.cache, surplus);
-    cache_.tokens.resize(common);
-  } else {
-    cache_ = {make_prompt_cache(*model_->model), {}};
-  }
-}
-
 void ChatSession::check_between_turns(const char* function) const {
   if (!in_turn_) return;
   throw Error(ErrorCode::failed_precondition, std::string("[ChatSession::") + function +
@@ -100,7 +85,7 @@ GenerateResult ChatSession::say(const std::string& text, const TurnOptions& turn
       model_->tokenizer, *model_->chat_template, messages, state_.answers,
       {.add_generation_prompt = true, .tools_json = options_.tools_json, .kwargs_json = options_.kwargs_json});
   if (ids.empty()) throw Error(ErrorCode::invalid_argument, "[ChatSession::say] the chat template renders nothing");
-  rewind_to_common_prefix(ids);
+  keep_common_prefix(*model_->model, cache_, ids);
 
   GenerateOptions generate_options = options_.generate;
   generate_options.num_draws = state_.num_draws;

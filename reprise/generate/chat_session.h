@@ -81,9 +81,6 @@ class ChatSession {
   Transcript new_transcript() const;
   // The ids that stand for an answer in the history.
   Tokens answer_ids(const GenerateResult& result, const std::vector<TokenId>& stop_tokens) const;
-  // Brings cache_ to a prefix of `ids`, at least one short of it, that is as long as can be kept.
-  void rewind_to_common_prefix(const Tokens& ids);
-
   const LoadedModel* model_;
   ChatOptions options_;
   Transcript state_;

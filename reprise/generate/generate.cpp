@@ -238,6 +238,20 @@ void decode(const LanguageModel& model, TokenId last, RecordedCache& cache, cons
 
 }  // namespace
 
+void keep_common_prefix(const LanguageModel& model, RecordedCache& cache, std::span<const TokenId> ids) {
+  const Tokens& record = cache.tokens;
+  const auto differ = std::mismatch(record.begin(), record.end(), ids.begin(), ids.end()).first;
+  const auto common = std::min(static_cast<std::size_t>(differ - record.begin()), ids.size() - 1);
+  const int surplus = static_cast<int>(record.size() - common);
+  if (surplus == 0) return;
+  if (can_trim_prompt_cache(cache.cache, surplus)) {
+    trim_prompt_cache(cache.cache, surplus);
+    cache.tokens.resize(common);
+  } else {
+    cache = {model.make_cache(), {}};
+  }
+}
+
 std::string_view to_string(FinishReason reason) {
   switch (reason) {
     case FinishReason::stop:

@@ -28,6 +28,11 @@ struct RecordedCache {
   RecordedCache fork() const { return {cache.fork(), tokens}; }
 };
 
+// Brings `cache` to the longest prefix it shares with `ids` that can be kept, at least one token short of `ids`: that
+// one is computed for its logits. A cache that cannot be cut back that far becomes an empty one of the model's own
+// kinds. Requires: ids is not empty.
+void keep_common_prefix(const LanguageModel& model, RecordedCache& cache, std::span<const TokenId> ids);
+
 enum class FinishReason { stop, length, cancelled };
 std::string_view to_string(FinishReason reason);
 
