@@ -2,6 +2,7 @@
 
 #include "mlx/ops.h"
 #include "reprise/base/error.h"
+#include "reprise/cache/batched_cache.h"
 #include "reprise/nn/attention.h"
 
 namespace reprise {
@@ -25,9 +26,42 @@ mx::array cast(const mx::array& x, mx::Dtype dtype) { return x.dtype() == dtype 
 
 }  // namespace
 
+std::vector<int> LayerCache::positions() const {
+  const std::optional<int> one = position();
+  return one ? std::vector<int>{*one} : std::vector<int>{};
+}
+
+void LayerCache::set_extra_state(const ExtraState& extra) {
+  if (extra.empty()) return;
+  throw Error(ErrorCode::corrupt_data, "[LayerCache::set_extra_state] " + class_name() +
+                                           " must have no extra members, but got \"" + extra.begin()->first + "\"");
+}
+
 std::unique_ptr<LayerCache> LayerCache::to_quantized(int, int) const {
   throw Error(ErrorCode::unsupported,
-              "[LayerCache::to_quantized] a quantised class is needed, but got " + class_name());
+              "[LayerCache::to_quantized] a class with a quantised counterpart is needed, but got " + class_name());
+}
+
+std::unique_ptr<LayerCache> LayerCache::to_dequantized() const {
+  throw Error(ErrorCode::unsupported,
+              "[LayerCache::to_dequantized] a quantised class is needed, but got " + class_name());
+}
+
+std::unique_ptr<LayerCache> LayerCache::merge(const std::vector<const LayerCache*>&) const {
+  throw Error(ErrorCode::unsupported, "[merge_caches] a class with a batch class is needed, but got " + class_name());
+}
+
+std::unique_ptr<LayerCache> merge_caches(const std::vector<const LayerCache*>& caches) {
+  if (caches.empty()) {
+    throw Error(ErrorCode::invalid_argument, "[merge_caches] at least one cache is needed, but got none");
+  }
+  for (const LayerCache* cache : caches) {
+    if (cache != nullptr && caches.front() != nullptr && cache->class_name() == caches.front()->class_name()) continue;
+    throw Error(ErrorCode::invalid_argument,
+                "[merge_caches] caches must be of one class, but got " +
+                    (cache && caches.front() ? caches.front()->class_name() + " and " + cache->class_name() : "null"));
+  }
+  return caches.front()->merge(caches);
 }
 
 mx::array AttentionCache::attend(const mx::array& queries, const mx::array& keys, const mx::array& values,

@@ -6,9 +6,13 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <variant>
+#include <vector>
 
 #include "mlx/array.h"
 #include "reprise/cache/state.h"
@@ -17,6 +21,10 @@
 
 namespace reprise {
 
+// What a class must remember but the items of its state cannot hold; files keep it where mlx-lm does not look. Names
+// are stored on disk: never rename.
+using ExtraState = std::map<std::string, std::variant<std::int64_t, std::vector<int>>>;
+
 class LayerCache {
  public:
   virtual ~LayerCache() = default;
@@ -24,8 +32,10 @@ class LayerCache {
   // mlx-lm's class name. Stored on disk: never rename.
   virtual std::string class_name() const = 0;
 
-  // Tokens consumed since the start = position of the next token; none for caches that do not count.
+  // Tokens consumed since the start = position of the next token; none for caches that do not count and for batches.
   virtual std::optional<int> position() const = 0;
+  // position() per row for batches; otherwise one, or none.
+  virtual std::vector<int> positions() const;
   // Stored rows that attention can see; 0 for recurrent state.
   virtual int length() const = 0;
   // mlx-lm's number of the same name, which some classes answer with 0; kept for compatibility, use length().
@@ -41,6 +51,8 @@ class LayerCache {
   // Forgets the last min(n, available) tokens. Returns: how many; 0, and nothing changes, when not trimmable.
   // Throws: invalid_argument for n < 0.
   virtual int trim(int n) = 0;
+  // The class never drops a row by itself, so that any shorter history is a trim away.
+  virtual bool keeps_all_rows() const { return false; }
 
   // Whole buffers with their capacity. The item order per class is the file format's (docs/prompt_cache_format.md).
   virtual State state() const = 0;
@@ -49,12 +61,22 @@ class LayerCache {
   // The pair of the older layout (mlx-lm ≤ 0.31): arrays cut to valid rows, and text.
   virtual State legacy_state() const = 0;
   virtual Meta legacy_meta() const = 0;
+  virtual ExtraState extra_state() const { return {}; }
+  // After from_state. Throws: corrupt_data for a member that is not known or does not fit; the object is then
+  // unchanged.
+  virtual void set_extra_state(const ExtraState& extra);
 
   // An independent cache that shares the buffers: O(1) in the length, no copy of rows.
   virtual std::unique_ptr<LayerCache> fork() const = 0;
 
-  // Throws: unsupported where the class has no quantised counterpart.
+  // A new cache of the quantised class with the same rows.
+  // Throws: unsupported where the class has no quantised counterpart; invalid_argument for a group size or bits that
+  // MLX does not know, or that do not divide the head size.
   virtual std::unique_ptr<LayerCache> to_quantized(int group_size = 64, int bits = 4) const;
+  // The other way: the class of the same name without "Quantized". Throws: unsupported where there is none.
+  virtual std::unique_ptr<LayerCache> to_dequantized() const;
+  // A batch of `caches`, of which this is one; see merge_caches, which calls it.
+  virtual std::unique_ptr<LayerCache> merge(const std::vector<const LayerCache*>& caches) const;
 };
 
 struct AttentionOptions {

@@ -5,6 +5,7 @@
 
 #include "reprise/base/error.h"
 #include "reprise/cache/kv_cache.h"
+#include "reprise/cache/quantized_kv_cache.h"
 
 namespace reprise {
 
@@ -27,6 +28,7 @@ constexpr CacheClass cache_class() {
 // A new class adds its line here.
 constexpr CacheClass kCacheClasses[] = {
     cache_class<KVCache>(),
+    cache_class<QuantizedKVCache>(),
 };
 
 const CacheClass* find_class(const std::string& name) {

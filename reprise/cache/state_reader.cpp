@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "mlx/dtype.h"
+#include "mlx/ops.h"
 #include "mlx/utils.h"
 #include "reprise/base/error.h"
 
@@ -59,25 +60,85 @@ int StateReader::integer(std::size_t item, int low, int high) const {
   return static_cast<int>(*value);
 }
 
-std::optional<StateReader::Buffers> StateReader::keys_values(std::size_t keys_item, std::size_t values_item) const {
-  if ((*items_)[keys_item].is_null() && (*items_)[values_item].is_null()) return std::nullopt;
-  Buffers buffers{buffer(keys_item), buffer(values_item)};
-  for (int axis = 0; axis < 3; ++axis) {
-    if (buffers.keys.shape(axis) != buffers.values.shape(axis)) {
-      fail(item_name(keys_item) + " and " + item_name(values_item) + " must agree in B, Hkv and columns",
-           describe((*items_)[keys_item]) + " and " + describe((*items_)[values_item]));
-    }
-  }
-  return buffers;
+bool StateReader::boolean(std::size_t item) const {
+  const auto* value = (*items_)[item].as_bool();
+  if (!value) fail(item_name(item) + " must be true or false", describe((*items_)[item]));
+  return *value;
 }
 
-const mx::array& StateReader::buffer(std::size_t item) const {
+std::vector<int> StateReader::integers(std::size_t item, std::optional<int> count) const {
+  const auto* array = (*items_)[item].as_array();
+  const bool fits = array && array->ndim() == 1 && array->dtype() == mx::int32 && (!count || array->shape(0) == *count);
+  if (!fits) {
+    fail(item_name(item) + " must be an int32 array of " + (count ? std::to_string(*count) : "any number of") +
+             " values",
+         describe((*items_)[item]));
+  }
+  if (array->size() == 0) return {};
+  mx::array dense = mx::contiguous(*array);
+  dense.eval();
+  return std::vector<int>(dense.data<int>(), dense.data<int>() + dense.size());
+}
+
+std::optional<KVColumns> StateReader::columns(std::size_t keys_item, std::size_t values_item,
+                                              const std::optional<KVQuantization>& quantization,
+                                              bool may_lack_rows) const {
+  if (is_null(keys_item) && is_null(values_item)) return std::nullopt;
+  std::vector<mx::array> all = tensors(keys_item, quantization, may_lack_rows);
+  for (mx::array& tensor : tensors(values_item, quantization, may_lack_rows)) all.push_back(std::move(tensor));
+  for (const mx::array& tensor : all) {
+    for (int axis = 0; axis < 3; ++axis) {
+      if (tensor.shape(axis) == all.front().shape(axis)) continue;
+      std::ostringstream got;
+      for (const mx::array& each : all) got << (&each == &all.front() ? "" : " and ") << each.shape();
+      fail(item_name(keys_item) + " and " + item_name(values_item) + " must agree in B, Hkv and columns", got.str());
+    }
+  }
+  return KVColumns(std::move(all), quantization);
+}
+
+KVQuantization StateReader::quantization(std::size_t group_size_item, std::size_t bits_item) const {
+  const KVQuantization quantization{integer(group_size_item, 1, 128), integer(bits_item, 1, 8)};
+  try {
+    check_quantization(function_, quantization);
+  } catch (const Error& error) {
+    throw Error(ErrorCode::corrupt_data, error.what());
+  }
+  return quantization;
+}
+
+std::vector<mx::array> StateReader::tensors(std::size_t item, const std::optional<KVQuantization>& quantization,
+                                            bool may_lack_rows) const {
   const State& state = (*items_)[item];
-  const auto* array = state.as_array();
-  const bool fits = array && array->ndim() == 4 && array->shape(0) > 0 && array->shape(1) > 0 && array->shape(3) > 0 &&
-                    mx::issubdtype(array->dtype(), mx::floating);
-  if (!fits) fail(item_name(item) + " must be a floating array [B, Hkv, columns, D]", describe(state));
-  return *array;
+  const auto is_buffer = [&](const mx::array* array) {
+    return array && array->ndim() == 4 && (array->shape(0) > 0 || may_lack_rows) && array->shape(1) > 0 &&
+           array->shape(3) > 0;
+  };
+  if (!quantization) {
+    const auto* array = state.as_array();
+    if (!is_buffer(array) || !mx::issubdtype(array->dtype(), mx::floating)) {
+      fail(item_name(item) + " must be a floating array [B, Hkv, columns, D]", describe(state));
+    }
+    return {*array};
+  }
+  std::vector<mx::array> triple;
+  if (const auto* list = state.as_list()) {
+    for (const State& member : *list) {
+      if (is_buffer(member.as_array())) triple.push_back(*member.as_array());
+    }
+    if (list->size() != triple.size()) triple.clear();
+  }
+  const bool fits = triple.size() == 3 && triple[0].dtype() == mx::uint32 &&
+                    mx::issubdtype(triple[1].dtype(), mx::floating) && triple[2].dtype() == triple[1].dtype() &&
+                    triple[2].shape(3) == triple[1].shape(3) &&
+                    std::int64_t{triple[0].shape(3)} * 32 ==
+                        std::int64_t{triple[1].shape(3)} * quantization->group_size * quantization->bits;
+  if (!fits) {
+    fail(item_name(item) + " must be packed uint32, scales and biases [B, Hkv, columns, …] of groups of " +
+             std::to_string(quantization->group_size) + " and " + std::to_string(quantization->bits) + " bits",
+         describe(state));
+  }
+  return triple;
 }
 
 std::string StateReader::item_name(std::size_t item) const {
@@ -111,6 +172,22 @@ int MetaReader::integer(std::size_t item, int low, int high) const {
          text ? "\"" + *text + "\"" : "a list");
   }
   return value;
+}
+
+bool MetaReader::boolean(std::size_t item) const {
+  const auto* text = items_[item].as_string();
+  if (text && (*text == "True" || *text == "False")) return *text == "True";
+  fail(std::string("meta ") + names_[item] + " must be True or False", text ? "\"" + *text + "\"" : "a list");
+}
+
+KVQuantization MetaReader::quantization(std::size_t group_size_item, std::size_t bits_item) const {
+  const KVQuantization quantization{integer(group_size_item, 1, 128), integer(bits_item, 1, 8)};
+  try {
+    check_quantization(function_, quantization);
+  } catch (const Error& error) {
+    throw Error(ErrorCode::corrupt_data, error.what());
+  }
+  return quantization;
 }
 
 void MetaReader::fail(const std::string& what, const std::string& got) const {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "mlx/array.h"
+#include "reprise/cache/kv_columns.h"
 #include "reprise/cache/state.h"
 
 namespace reprise::internal {
@@ -22,20 +23,30 @@ class StateReader {
   // The item as an integer in [low, high]. Throws: corrupt_data.
   int integer(std::size_t item, int low, int high) const;
 
-  struct Buffers {
-    mlx::core::array keys;
-    mlx::core::array values;
-  };
-  // Keys [B, Hkv, W, D] and values [B, Hkv, W, Dv] of floating dtypes, with B, Hkv, D and Dv at least 1; none when both
-  // items are null. Throws: corrupt_data.
-  std::optional<Buffers> keys_values(std::size_t keys_item, std::size_t values_item) const;
+  // Throws: corrupt_data.
+  bool boolean(std::size_t item) const;
+  // An int32 array of one axis and `count` values (none: any number), evaluated. Throws: corrupt_data.
+  std::vector<int> integers(std::size_t item, std::optional<int> count = {}) const;
+
+  // Keys [B, Hkv, W, D] and values [B, Hkv, W, Dv] of floating dtypes, or the triples that `quantization` makes of
+  // such; B, Hkv, D and Dv at least 1 (B at least 0 if `may_lack_rows`); none when both items are null. Throws:
+  // corrupt_data.
+  std::optional<KVColumns> columns(std::size_t keys_item, std::size_t values_item,
+                                   const std::optional<KVQuantization>& quantization = {},
+                                   bool may_lack_rows = false) const;
+  KVQuantization quantization(std::size_t group_size_item, std::size_t bits_item) const;
+
+  bool is_null(std::size_t item) const { return (*items_)[item].is_null(); }
+  const State& item(std::size_t item) const { return (*items_)[item]; }
 
   // "item 2 (offset)" for messages.
   std::string item_name(std::size_t item) const;
   [[noreturn]] void fail(const std::string& what, const std::string& got) const;
 
  private:
-  const mlx::core::array& buffer(std::size_t item) const;
+  // The item's tensors: one, or a triple. Their common number of columns etc. is checked by columns().
+  std::vector<mlx::core::array> tensors(std::size_t item, const std::optional<KVQuantization>& quantization,
+                                        bool may_lack_rows) const;
 
   std::string function_;
   std::vector<const char*> names_;
@@ -49,6 +60,9 @@ class MetaReader {
 
   // The item's text as a decimal integer in [low, high]. Throws: corrupt_data.
   int integer(std::size_t item, int low, int high) const;
+  // The item's text, which must be `True` or `False`. Throws: corrupt_data.
+  bool boolean(std::size_t item) const;
+  KVQuantization quantization(std::size_t group_size_item, std::size_t bits_item) const;
 
  private:
   [[noreturn]] void fail(const std::string& what, const std::string& got) const;

@@ -22,11 +22,16 @@ struct QuantizedTensor {
   mlx::core::array biases;  // [B, Hkv, S, D / group_size]
 };
 
+struct KVQuantization {
+  int group_size = 64;  // 32, 64 or 128; divides D and Dv
+  int bits = 8;         // 2, 3, 4, 5, 6 or 8
+  bool operator==(const KVQuantization&) const = default;
+};
+
 struct QuantizedKV {
   QuantizedTensor keys;
   QuantizedTensor values;
-  int group_size = 64;
-  int bits = 8;
+  KVQuantization quantization;
 };
 
 using KeysValues = std::variant<DenseKV, QuantizedKV>;

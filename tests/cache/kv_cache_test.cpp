@@ -101,11 +101,22 @@ TEST(KVCache, K2ValuesMayBeOfAnotherSizeAndRowsMayBeSeveral) {
   }
 }
 
-TEST(KVCache, K3QuantisingIsRefusedUntilThereIsAQuantisedClass) {
+TEST(KVCache, K3QuantisedKeepsOffsetAndCapacityAndLeavesTheOriginal) {
+  const RowShape shape{.key_size = 32, .value_size = 64};
   KVCache cache;
-  append(cache, range(0, 3));
-  EXPECT_EQ(error_of([&] { cache.to_quantized(); }).substr(0, 11), "unsupported");
-  expect_holds(cache, range(0, 3));
+  append(cache, range(0, 3), shape);
+  const State before = cache.state();
+  const auto quantized = cache.to_quantized(32, 8);
+  EXPECT_EQ(quantized->class_name(), "QuantizedKVCache");
+  EXPECT_EQ(quantized->position(), 3);
+  const State state = quantized->state();
+  EXPECT_EQ((*(*state.as_list())[0].as_list())[0].as_array()->shape(2), KVCache::kStep);
+  EXPECT_TRUE(identical(cache.state(), before));
+
+  EXPECT_TRUE(KVCache().to_quantized(32, 4)->empty());
+  EXPECT_EQ(error_of([&] { cache.to_quantized(64, 8); }).substr(0, 16), "invalid_argument");
+  EXPECT_EQ(error_of([&] { cache.to_quantized(32, 7); }).substr(0, 16), "invalid_argument");
+  EXPECT_EQ(error_of([&] { cache.to_quantized(48, 8); }).substr(0, 16), "invalid_argument");
 }
 
 TEST(KVCache, K4SavedStateHoldsNoTrimmedRows) {

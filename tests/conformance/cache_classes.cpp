@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include "reprise/cache/kv_cache.h"
+#include "reprise/cache/quantized_kv_cache.h"
 
 namespace reprise::conformance {
 
@@ -17,6 +18,16 @@ std::vector<CacheClass> make_table() {
   table.push_back({KVCache::kClassName,
                    [](const Json&) -> std::unique_ptr<LayerCache> { return std::make_unique<KVCache>(); },
                    observe_offset});
+  table.push_back({QuantizedKVCache::kClassName,
+                   [](const Json& args) -> std::unique_ptr<LayerCache> {
+                     return std::make_unique<QuantizedKVCache>(args.value("group_size", 64), args.value("bits", 8));
+                   },
+                   [](const LayerCache& cache, Json& out) {
+                     observe_offset(cache, out);
+                     const auto& quantized = dynamic_cast<const QuantizedKVCache&>(cache);
+                     out["group_size"] = quantized.group_size();
+                     out["bits"] = quantized.bits();
+                   }});
   return table;
 }
 

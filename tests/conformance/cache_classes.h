@@ -22,13 +22,6 @@ struct CacheClass {
 
   LayerCache& (*child)(LayerCache& cache, std::size_t index) = nullptr;
   Mask (*make_mask)(const LayerCache& cache, int N) = nullptr;  // where it is not AttentionCache's
-  std::unique_ptr<LayerCache> (*merge)(const std::vector<const LayerCache*>& caches) = nullptr;
-  void (*prepare)(LayerCache& cache, const Json& step) = nullptr;
-  void (*finalize)(LayerCache& cache) = nullptr;
-  void (*advance)(LayerCache& cache, int n) = nullptr;
-  void (*filter)(LayerCache& cache, const std::vector<int>& rows) = nullptr;
-  void (*extend)(LayerCache& cache, const LayerCache& other) = nullptr;
-  std::unique_ptr<LayerCache> (*extract)(const LayerCache& cache, int row) = nullptr;
   void (*maybe_trim_front)(LayerCache& cache) = nullptr;
   void (*set)(LayerCache& cache, int index, const mlx::core::array* value) = nullptr;
   std::optional<mlx::core::array> (*get)(const LayerCache& cache, int index) = nullptr;

@@ -6,6 +6,7 @@
 #include "mlx/ops.h"
 #include "mlx/transforms.h"
 #include "reprise/base/error.h"
+#include "reprise/cache/batched_cache.h"
 #include "reprise/cache/prompt_cache_file.h"
 #include "reprise/cache/registry.h"
 #include "reprise/nn/masks.h"
@@ -57,6 +58,18 @@ void Driver::start(const Json& test_case) {
   const Json others = test_case.value("others", Json::object());
   for (const auto& [name, spec] : others.items()) slots_[name].cache = make_cache(spec);
 }
+
+namespace {
+
+BatchPrompt batch_prompt(const Json& step) {
+  const auto numbers = [&](const char* name) {
+    const auto found = step.find(name);
+    return found == step.end() || found->is_null() ? std::vector<int>{} : found->get<std::vector<int>>();
+  };
+  return {numbers("left_padding"), numbers("lengths"), numbers("right_padding")};
+}
+
+}  // namespace
 
 Observation Driver::load(const std::filesystem::path& file) {
   Observation out;
@@ -172,9 +185,7 @@ bool Driver::run_batch(const std::string& op, const Json& step) {
   if (op == "merge") {
     std::vector<const LayerCache*> caches;
     for (const Json& name : step.at("from")) caches.push_back(slot(name).cache.get());
-    const CacheClass& entry = cache_class(step.at("class"));
-    if (!entry.merge) throw std::runtime_error("not supported: merge of " + std::string(entry.name));
-    slots_[step.at("into").get<std::string>()] = {entry.merge(caches), false};
+    slots_[step.at("into").get<std::string>()] = {merge_caches(caches), false};
     return true;
   }
   static const std::vector<std::string> kOperations = {"prepare", "finalize", "advance",         "filter",
@@ -182,22 +193,24 @@ bool Driver::run_batch(const std::string& op, const Json& step) {
   if (std::find(kOperations.begin(), kOperations.end(), op) == kOperations.end()) return false;
 
   LayerCache& cache = target(step);
-  const CacheClass& entry = cache_class(cache.class_name());
+  if (op == "maybe_trim_front") {
+    supported(cache_class(cache.class_name()).maybe_trim_front, cache, "maybe_trim_front")(cache);
+    return true;
+  }
+  BatchedCache* batch = batched(cache);
+  if (batch == nullptr) throw std::runtime_error("not supported: " + op + " of " + cache.class_name());
   if (op == "prepare") {
-    supported(entry.prepare, cache, "prepare")(cache, step);
+    batch->prepare(batch_prompt(step));
   } else if (op == "finalize") {
-    supported(entry.finalize, cache, "finalize")(cache);
+    batch->finalize();
   } else if (op == "advance") {
-    supported(entry.advance, cache, "advance")(cache, step.at("n"));
+    batch->advance(step.at("n"));
   } else if (op == "filter") {
-    supported(entry.filter, cache, "filter")(cache, step.at("indices"));
+    batch->filter(step.at("indices"));
   } else if (op == "extend") {
-    supported(entry.extend, cache, "extend")(cache, *slot(step.at("other")).cache);
-  } else if (op == "extract") {
-    auto row = supported(entry.extract, cache, "extract")(cache, step.at("index"));
-    slots_[step.at("into").get<std::string>()] = {std::move(row), slot_of(step).own_capacity};
+    batch->extend(*slot(step.at("other")).cache);
   } else {
-    supported(entry.maybe_trim_front, cache, "maybe_trim_front")(cache);
+    slots_[step.at("into").get<std::string>()] = {batch->extract(step.at("index")), slot_of(step).own_capacity};
   }
   return true;
 }

@@ -74,7 +74,8 @@ QuantizedTensor quantized_tensor(const Json& names, const Family& family) {
 
 void quantized_attention(const Json& args, const Family& family, Observation& out) {
   const QuantizedKV keys_values{quantized_tensor(args.at("q_keys"), family),
-                                quantized_tensor(args.at("q_values"), family), args.at("group_size"), args.at("bits")};
+                                quantized_tensor(args.at("q_values"), family),
+                                {args.at("group_size"), args.at("bits")}};
   AttentionScoreOptions options;
   options.scale = args.at("scale");
   if (const Json mask = args.value("mask", Json()); !mask.is_null()) {

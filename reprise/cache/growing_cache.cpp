@@ -1,0 +1,57 @@
+#include "reprise/cache/growing_cache.h"
+
+#include <algorithm>
+
+#include "reprise/base/error.h"
+#include "reprise/nn/masks.h"
+
+namespace reprise::internal {
+
+namespace mx = mlx::core;
+
+int GrowingCache::trim(int n) {
+  if (n < 0) {
+    throw Error(ErrorCode::invalid_argument,
+                "[" + class_name() + "::trim] n must not be negative, but got " + std::to_string(n));
+  }
+  const int trimmed = std::min(n, offset_);
+  offset_ -= trimmed;
+  return trimmed;
+}
+
+KeysValues GrowingCache::update_and_fetch(const mx::array& keys, const mx::array& values) {
+  const std::string function = class_name() + "::update_and_fetch";
+  const KVColumns rows = KVColumns::encode(function, keys, values, quantization_);
+  if (buffer_) buffer_->check_like(function, rows);
+  check_first_rows(function, buffer_, rows);
+  if (rows.width() == 0) return keys_and_values();
+  check_countable(function, offset_, rows.width());
+
+  pending_.before_update(buffer_);
+  KVColumns next = grown(buffer_, offset_, rows);
+  const int next_offset = offset_ + rows.width();
+  KeysValues visible = next.first(next_offset).keys_values();
+  buffer_ = std::move(next);
+  offset_ = next_offset;
+  return visible;
+}
+
+KeysValues GrowingCache::keys_and_values() const {
+  if (empty()) {
+    throw Error(ErrorCode::failed_precondition,
+                "[" + class_name() + "::keys_and_values] a filled cache is needed, but got an empty one");
+  }
+  return buffer_->first(offset_).keys_values();
+}
+
+Mask GrowingCache::make_mask(int N, const MaskOptions& options) const {
+  return create_attention_mask(N, offset_, {options.return_array, options.window});
+}
+
+State::List GrowingCache::keys_values_state(bool saved) const {
+  if (empty()) return {State(), State()};
+  const KVColumns columns = saved ? buffer_->first(offset_).contiguous() : *buffer_;
+  return {columns.keys_state(), columns.values_state()};
+}
+
+}  // namespace reprise::internal
