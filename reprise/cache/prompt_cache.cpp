@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "mlx/transforms.h"
+#include "reprise/cache/batched_cache.h"
+#include "reprise/cache/cache_list.h"
 #include "reprise/cache/kv_cache.h"
 #include "reprise/cache/registry.h"
 
@@ -23,6 +25,100 @@ void check_not_negative(const char* function, int n) {
 std::string layer_name(const PromptCache& cache, std::size_t layer) {
   return "layer " + std::to_string(layer) + " (" + cache[layer].class_name() + ")";
 }
+
+void check_same_layers(const char* function, const PromptCache& a, const PromptCache& b) {
+  if (a.size() != b.size()) {
+    throw Error(ErrorCode::invalid_argument, std::string("[") + function + "] caches must have " +
+                                                 std::to_string(a.size()) + " layers, but got " +
+                                                 std::to_string(b.size()));
+  }
+  for (std::size_t layer = 0; layer < a.size(); ++layer) {
+    if (a[layer].class_name() == b[layer].class_name()) continue;
+    throw Error(ErrorCode::invalid_argument, std::string("[") + function + "] " + layer_name(a, layer) +
+                                                 " must be of one class, but got " + b[layer].class_name());
+  }
+}
+
+const BatchedCache& batched_layer(const char* function, const PromptCache& cache, std::size_t layer) {
+  if (const BatchedCache* batch = batched(cache[layer])) return *batch;
+  throw Error(ErrorCode::unsupported, std::string("[") + function + "] layer " + std::to_string(layer) +
+                                          " must have batch operations, but got " + cache[layer].class_name());
+}
+
+// Calls `call`; an error it throws says at which layer.
+template <typename Call>
+auto at_layer(const char* function, const PromptCache& cache, std::size_t layer, const Call& call) {
+  const std::string name = layer_name(cache, layer);
+  try {
+    return call();
+  } catch (const Error& error) {
+    throw Error(error.code(), std::string("[") + function + "] " + name + ": " + error.what());
+  }
+}
+
+// Calls `change` with each layer and its index: all of them are changed or none is.
+template <typename Change>
+void change_batches(const char* function, PromptCache& cache, const Change& change) {
+  for (std::size_t layer = 0; layer < cache.size(); ++layer) batched_layer(function, cache, layer);
+  PromptCache before = cache.fork();
+  try {
+    for (std::size_t layer = 0; layer < cache.size(); ++layer) {
+      at_layer(function, cache, layer, [&] { change(*batched(cache[layer]), layer); });
+    }
+  } catch (...) {
+    cache = std::move(before);
+    throw;
+  }
+}
+
+std::string positions_text(const std::vector<int>& positions) {
+  std::string text;
+  for (const int position : positions) text += (text.empty() ? "" : ", ") + std::to_string(position);
+  return positions.size() == 1 ? text : "(" + text + ")";
+}
+
+// The caches of a prompt cache one after another, children of CacheLists in place of the lists.
+class PositionCheck {
+ public:
+  explicit PositionCheck(std::optional<int> expected) : expected_(expected) {}
+
+  void visit(const LayerCache& cache, const std::string& name) {
+    if (const auto* list = dynamic_cast<const CacheList*>(&cache)) {
+      for (std::size_t i = 0; i < list->num_children(); ++i) {
+        visit(list->child(i), name + ", child " + std::to_string(i) + " (" + list->child(i).class_name() + ")");
+      }
+      return;
+    }
+    // What a class refuses to build from is what its invariants forbid.
+    try {
+      cache_from_state(cache.class_name(), cache.state());
+    } catch (const Error& error) {
+      throw Error(ErrorCode::failed_precondition, "[check_prompt_cache] " + name + ": " + error.what());
+    }
+    const std::vector<int> positions = cache.positions();
+    if (positions.empty()) return;
+    const auto differs = [&](int position) { return position != *expected_; };
+    if (expected_ && std::any_of(positions.begin(), positions.end(), differs)) {
+      fail(name, std::to_string(*expected_), positions);
+    }
+    if (first_name_.empty()) {
+      first_name_ = name;
+      first_ = positions;
+    } else if (positions != first_) {
+      fail(name, positions_text(first_) + " as " + first_name_, positions);
+    }
+  }
+
+ private:
+  [[noreturn]] static void fail(const std::string& name, const std::string& wanted, const std::vector<int>& got) {
+    throw Error(ErrorCode::failed_precondition,
+                "[check_prompt_cache] " + name + " must be at position " + wanted + ", but got " + positions_text(got));
+  }
+
+  std::optional<int> expected_;
+  std::string first_name_;
+  std::vector<int> first_;  // the positions that the others must have
+};
 
 }  // namespace
 
@@ -125,32 +221,50 @@ std::size_t prompt_cache_nbytes(const PromptCache& cache) {
   return bytes;
 }
 
-void check_prompt_cache(const PromptCache& cache, std::optional<int> expected) {
-  std::optional<std::size_t> first;  // the layer whose position the others must have
-  for (std::size_t layer = 0; layer < cache.size(); ++layer) {
-    // What a class refuses to build from is what its invariants forbid.
-    try {
-      cache_from_state(cache[layer].class_name(), cache[layer].state());
-    } catch (const Error& error) {
-      throw Error(ErrorCode::failed_precondition,
-                  "[check_prompt_cache] " + layer_name(cache, layer) + ": " + error.what());
-    }
-    const std::optional<int> position = cache[layer].position();
-    if (!position) continue;
-    if (expected && *position != *expected) {
-      throw Error(ErrorCode::failed_precondition, "[check_prompt_cache] " + layer_name(cache, layer) +
-                                                      " must be at position " + std::to_string(*expected) +
-                                                      ", but got " + std::to_string(*position));
-    }
-    if (!first) {
-      first = layer;
-    } else if (*position != *cache[*first].position()) {
-      throw Error(ErrorCode::failed_precondition,
-                  "[check_prompt_cache] " + layer_name(cache, layer) + " must be at position " +
-                      std::to_string(*cache[*first].position()) + " as " + layer_name(cache, *first) + ", but got " +
-                      std::to_string(*position));
-    }
+PromptCache merge_prompt_caches(const std::vector<const PromptCache*>& caches) {
+  if (caches.empty())
+    throw Error(ErrorCode::invalid_argument, "[merge_prompt_caches] at least one cache is needed, but got none");
+  for (const PromptCache* cache : caches) {
+    if (!cache) throw Error(ErrorCode::invalid_argument, "[merge_prompt_caches] caches are needed, but got null");
+    check_same_layers("merge_prompt_caches", *caches.front(), *cache);
   }
+  PromptCache merged;
+  for (std::size_t layer = 0; layer < caches.front()->size(); ++layer) {
+    std::vector<const LayerCache*> column;
+    for (const PromptCache* cache : caches) column.push_back(&(*cache)[layer]);
+    merged.push_back(at_layer("merge_prompt_caches", *caches.front(), layer, [&] { return merge_caches(column); }));
+  }
+  return merged;
+}
+
+PromptCache extract_prompt_cache(const PromptCache& cache, int row) {
+  PromptCache single;
+  for (std::size_t layer = 0; layer < cache.size(); ++layer) {
+    const BatchedCache& batch = batched_layer("extract_prompt_cache", cache, layer);
+    single.push_back(at_layer("extract_prompt_cache", cache, layer, [&] { return batch.extract(row); }));
+  }
+  return single;
+}
+
+void extend_prompt_cache(PromptCache& cache, const PromptCache& other) {
+  if (other.size() == 0) return;
+  if (cache.size() == 0) {
+    cache = other.fork();
+    return;
+  }
+  check_same_layers("extend_prompt_cache", cache, other);
+  const PromptCache more = other.fork();  // `other` may be `cache`
+  change_batches("extend_prompt_cache", cache,
+                 [&](BatchedCache& batch, std::size_t layer) { batch.extend(more[layer]); });
+}
+
+void filter_prompt_cache(PromptCache& cache, const std::vector<int>& rows) {
+  change_batches("filter_prompt_cache", cache, [&](BatchedCache& batch, std::size_t) { batch.filter(rows); });
+}
+
+void check_prompt_cache(const PromptCache& cache, std::optional<int> expected) {
+  PositionCheck check(expected);
+  for (std::size_t layer = 0; layer < cache.size(); ++layer) check.visit(cache[layer], layer_name(cache, layer));
 }
 
 }  // namespace reprise

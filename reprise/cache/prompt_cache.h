@@ -69,7 +69,17 @@ int cache_length(const PromptCache& cache);
 
 std::size_t prompt_cache_nbytes(const PromptCache& cache);
 
-// Throws: failed_precondition, naming the layer, when layers that know a position disagree, or differ from `expected`.
+// Of batches, layer by layer: as the operations of BatchedCache. A call that throws leaves all arguments as they were;
+// only references to layers of `cache` are void then. Throw, besides: invalid_argument for another number of layers or
+// other classes; unsupported for a layer without batch operations.
+PromptCache merge_prompt_caches(const std::vector<const PromptCache*>& caches);
+PromptCache extract_prompt_cache(const PromptCache& cache, int row);
+// No layers on either side: the result is the other side.
+void extend_prompt_cache(PromptCache& cache, const PromptCache& other);
+void filter_prompt_cache(PromptCache& cache, const std::vector<int>& rows);
+
+// Throws: failed_precondition, naming layer and child, when layers or children of a CacheList that know positions (one,
+// or one per row) disagree, differ from `expected`, or break what their class promises.
 void check_prompt_cache(const PromptCache& cache, std::optional<int> expected = {});
 
 }  // namespace reprise

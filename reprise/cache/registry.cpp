@@ -4,6 +4,8 @@
 #include <iterator>
 
 #include "reprise/base/error.h"
+#include "reprise/cache/arrays_cache.h"
+#include "reprise/cache/cache_list.h"
 #include "reprise/cache/kv_cache.h"
 #include "reprise/cache/quantized_kv_cache.h"
 
@@ -18,18 +20,23 @@ struct CacheClass {
 };
 
 template <typename Cache>
-constexpr CacheClass cache_class() {
-  return {Cache::kClassName, [](const State& state) -> std::unique_ptr<LayerCache> { return Cache::from_state(state); },
+constexpr CacheClass cache_class(const char* name = Cache::kClassName) {
+  return {name, [](const State& state) -> std::unique_ptr<LayerCache> { return Cache::from_state(state); },
           [](const State& state, const Meta& meta) -> std::unique_ptr<LayerCache> {
             return Cache::from_legacy(state, meta);
           }};
 }
 
 // A new class adds its line here.
+// clang-format off
 constexpr CacheClass kCacheClasses[] = {
+    cache_class<ArraysCache>(),
+    cache_class<CacheList>(),
     cache_class<KVCache>(),
+    cache_class<MambaCache>("MambaCache"),
     cache_class<QuantizedKVCache>(),
 };
+// clang-format on
 
 const CacheClass* find_class(const std::string& name) {
   const auto found = std::find_if(std::begin(kCacheClasses), std::end(kCacheClasses),
