@@ -1,6 +1,6 @@
 #include "reprise/cache/quantized_kv_cache.h"
 
-#include "reprise/cache/batch_kv_cache.h"
+#include "reprise/cache/batch_quantized_kv_cache.h"
 #include "reprise/cache/kv_cache.h"
 #include "reprise/cache/state_reader.h"
 

@@ -4,6 +4,8 @@
 #include <iterator>
 
 #include "reprise/base/error.h"
+#include "reprise/cache/batch_kv_cache.h"
+#include "reprise/cache/batch_quantized_kv_cache.h"
 #include "reprise/cache/arrays_cache.h"
 #include "reprise/cache/cache_list.h"
 #include "reprise/cache/kv_cache.h"
@@ -30,6 +32,8 @@ constexpr CacheClass cache_class(const char* name = Cache::kClassName) {
 // A new class adds its line here.
 // clang-format off
 constexpr CacheClass kCacheClasses[] = {
+    cache_class<BatchKVCache>(),
+    cache_class<BatchQuantizedKVCache>(),
     cache_class<ArraysCache>(),
     cache_class<CacheList>(),
     cache_class<KVCache>(),
