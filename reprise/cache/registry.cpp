@@ -10,6 +10,7 @@
 #include "reprise/cache/cache_list.h"
 #include "reprise/cache/kv_cache.h"
 #include "reprise/cache/quantized_kv_cache.h"
+#include "reprise/cache/rotating_kv_cache.h"
 
 namespace reprise {
 
@@ -38,6 +39,7 @@ constexpr CacheClass kCacheClasses[] = {
     cache_class<CacheList>(),
     cache_class<KVCache>(),
     cache_class<MambaCache>("MambaCache"),
+    cache_class<RotatingKVCache>(),
     cache_class<QuantizedKVCache>(),
 };
 // clang-format on
