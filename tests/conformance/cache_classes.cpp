@@ -2,6 +2,8 @@
 
 #include <stdexcept>
 
+#include "reprise/cache/batch_kv_cache.h"
+#include "reprise/cache/batch_quantized_kv_cache.h"
 #include "reprise/cache/kv_cache.h"
 #include "reprise/cache/quantized_kv_cache.h"
 
@@ -13,8 +15,32 @@ void observe_offset(const LayerCache& cache, Json& out) {
   if (const auto position = cache.position()) out["offset"] = *position;
 }
 
+void observe_batch(const LayerCache& cache, Json& out) {
+  const auto& batch = dynamic_cast<const internal::BatchGrowingCache&>(cache);
+  out["offset"] = batch.positions();
+  out["left_padding"] = batch.left_padding();
+  out["idx"] = batch.idx();
+}
+
 std::vector<CacheClass> make_table() {
   std::vector<CacheClass> table;
+  table.push_back({BatchKVCache::kClassName,
+                   [](const Json& args) -> std::unique_ptr<LayerCache> {
+                     return std::make_unique<BatchKVCache>(args.at("left_padding").get<std::vector<int>>());
+                   },
+                   observe_batch});
+  table.push_back({BatchQuantizedKVCache::kClassName,
+                   [](const Json& args) -> std::unique_ptr<LayerCache> {
+                     return std::make_unique<BatchQuantizedKVCache>(args.at("left_padding").get<std::vector<int>>(),
+                                                                    args.value("group_size", 64),
+                                                                    args.value("bits", 8));
+                   },
+                   [](const LayerCache& cache, Json& out) {
+                     observe_batch(cache, out);
+                     const auto& quantized = dynamic_cast<const BatchQuantizedKVCache&>(cache);
+                     out["group_size"] = quantized.group_size();
+                     out["bits"] = quantized.bits();
+                   }});
   table.push_back({KVCache::kClassName,
                    [](const Json&) -> std::unique_ptr<LayerCache> { return std::make_unique<KVCache>(); },
                    observe_offset});
