@@ -8,16 +8,22 @@
 #include <string>
 
 #include "reprise/cache/file_layout.h"
+#include "reprise/cache/layer_codec.h"
 #include "reprise/storage/safetensors.h"
 
 namespace reprise::internal {
 
+struct FileExtension {
+  PromptCacheExtension callers;
+  LayerExtensions layers;
+};
+
 // Adds the sentinel's JSON, its digest still 64 zeros, and the tensors to `content`.
 // Throws: invalid_argument when `app_json` is no JSON object or a text is not UTF-8.
-void add_extension(const PromptCacheExtension& extension, std::size_t num_layers, FileContent& content);
+void add_extension(const FileExtension& extension, std::size_t num_layers, FileContent& content);
 
 // Throws: corrupt_data (a member of a wrong type, a missing tensor), unsupported (a later version).
-PromptCacheExtension read_extension(const ParsedFile& file);
+FileExtension read_extension(const ParsedFile& file);
 
 // The digest that a sentinel states. Throws: corrupt_data when it must state one and does not.
 std::optional<std::string> stated_digest(const std::string& sentinel);

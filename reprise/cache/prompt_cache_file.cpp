@@ -9,7 +9,7 @@
 #include "reprise/base/error.h"
 #include "reprise/cache/file_extension.h"
 #include "reprise/cache/file_layout.h"
-#include "reprise/cache/registry.h"
+#include "reprise/cache/layer_codec.h"
 #include "reprise/storage/file_system.h"
 #include "reprise/storage/safetensors.h"
 
@@ -17,28 +17,12 @@ namespace reprise {
 
 namespace mx = mlx::core;
 using internal::FileContent;
-using internal::LayerRecord;
 using internal::ParsedFile;
 using internal::Tensors;
 
 namespace {
 
 constexpr std::string_view kSuffix = ".safetensors";
-
-std::vector<LayerRecord> layer_records(const PromptCache& cache, PromptCacheLayout layout) {
-  std::vector<LayerRecord> records;
-  for (std::size_t layer = 0; layer < cache.size(); ++layer) {
-    LayerRecord record{cache[layer].class_name(), {}, {}};
-    if (layout == PromptCacheLayout::current) {
-      record.state = cache[layer].saved_state();
-    } else {
-      record.state = cache[layer].legacy_state();
-      record.meta = cache[layer].legacy_meta();
-    }
-    records.push_back(std::move(record));
-  }
-  return records;
-}
 
 // Evaluated, and bytes in row-major order: what the digest and the writer need.
 void make_dense(Tensors& tensors) {
@@ -52,10 +36,11 @@ void make_dense(Tensors& tensors) {
 
 FileContent encode(const PromptCache& cache, const std::map<std::string, std::string>& metadata,
                    const SaveOptions& options) {
-  const std::vector<LayerRecord> records = layer_records(cache, options.layout);
   if (options.layout == PromptCacheLayout::current) {
-    FileContent content = internal::encode_current(records, metadata);
-    internal::add_extension(options.extension, cache.size(), content);
+    internal::FileExtension extension{options.extension, {}};
+    FileContent content =
+        internal::encode_current(internal::encode_layers(cache, options.portable, extension.layers), metadata);
+    internal::add_extension(extension, cache.size(), content);
     return content;
   }
   const PromptCacheExtension& extension = options.extension;
@@ -63,16 +48,7 @@ FileContent encode(const PromptCache& cache, const std::map<std::string, std::st
     throw Error(ErrorCode::unsupported,
                 "[save_prompt_cache] the legacy layout must be without an extension, but got one");
   }
-  return internal::encode_legacy(records, metadata);
-}
-
-std::unique_ptr<LayerCache> build_layer(const LayerRecord& record, PromptCacheLayout layout, std::size_t layer) {
-  try {
-    return layout == PromptCacheLayout::current ? cache_from_state(record.class_name, record.state)
-                                                : cache_from_legacy(record.class_name, record.state, record.meta);
-  } catch (const Error& error) {
-    throw Error(error.code(), "layer " + std::to_string(layer) + " (" + record.class_name + "): " + error.what());
-  }
+  return internal::encode_legacy(internal::encode_legacy_layers(cache, options.portable), metadata);
 }
 
 void check_digest(const std::string& actual, const std::optional<std::string>& expected,
@@ -92,10 +68,10 @@ LoadedPromptCache decode(const Safetensors& file, const std::optional<std::strin
     check_digest(internal::compute_digest(file.header, file.tensors), expected_digest, stated);
   LoadedPromptCache loaded;
   loaded.layout = parsed.layout;
-  loaded.extension = internal::read_extension(parsed);
-  for (std::size_t layer = 0; layer < parsed.layers.size(); ++layer) {
-    loaded.cache.push_back(build_layer(parsed.layers[layer], parsed.layout, layer));
-  }
+  internal::FileExtension extension = internal::read_extension(parsed);
+  loaded.cache = parsed.layout == PromptCacheLayout::current ? internal::decode_layers(parsed.layers, extension.layers)
+                                                             : internal::decode_legacy_layers(parsed.layers);
+  loaded.extension = std::move(extension.callers);
   if (loaded.extension.tokens) {
     try {
       check_prompt_cache(loaded.cache, static_cast<int>(loaded.extension.tokens->size()));

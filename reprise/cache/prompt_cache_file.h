@@ -30,8 +30,11 @@ class FileSystem;
 struct SaveOptions {
   PromptCacheLayout layout = PromptCacheLayout::current;
   PromptCacheExtension extension = {};  // current layout only
-  bool verify = true;                   // re-read the temporary file before it takes the target's name
-  FileSystem* file_system = nullptr;    // null: the real one
+  // Quantised classes that mlx-lm does not have are written dequantised, as the nearest class that it has. Loading the
+  // current layout gives the quantised class back, its numbers within rounding; loading the legacy one, mlx-lm's.
+  bool portable = false;
+  bool verify = true;                 // re-read the temporary file before it takes the target's name
+  FileSystem* file_system = nullptr;  // null: the real one
 };
 
 // Writes atomically: any failure leaves an old file untouched and no temporary behind. Appends `.safetensors` to a name

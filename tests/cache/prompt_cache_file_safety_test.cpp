@@ -227,7 +227,7 @@ TEST(PromptCacheFile, P6WhatIsWrongInAFileIsNamed) {
   const auto forget = [](const char* key) { return [key](Tensors&, Metadata& m) { m.erase(key); }; };
   const std::vector<Damage> damages = {
       {"no sentinel", "corrupt_data", "2.0", forget("2.0")},
-      {"a class not known", "unsupported", "\"RotatingKVCache\"", say("1.1", "RotatingKVCache")},
+      {"a class not known", "unsupported", "\"PagedKVCache\"", say("1.1", "PagedKVCache")},
       {"a class name missing", "corrupt_data", "1.0", forget("1.0")},
       {"a class name too many", "corrupt_data", "layer 2", say("1.2", "KVCache")},
       {"a class name's index", "corrupt_data", "1.01", say("1.01", "KVCache")},
@@ -288,7 +288,8 @@ TEST(PromptCacheFile, P6WhatIsWrongInALegacyFileIsNamed) {
       {"no class names", "corrupt_data", "2.0", [](Tensors&, Metadata& m) { m.erase("2.0"); }},
       {"a class name missing", "corrupt_data", "2.1",
        [](Tensors&, Metadata& m) { m.erase("2.1"), m["2.2"] = "KVCache"; }},
-      {"a class not known", "unsupported", "\"MambaCache\"", [](Tensors&, Metadata& m) { m["2.1"] = "MambaCache"; }},
+      {"a class not known", "unsupported", "\"PagedKVCache\"",
+       [](Tensors&, Metadata& m) { m["2.1"] = "PagedKVCache"; }},
       {"a meta", "corrupt_data", "layer 1", [](Tensors&, Metadata& m) { m["0.1"] = "7"; }},
       {"a meta list", "corrupt_data", "layer 1", [](Tensors&, Metadata& m) { m.erase("0.1"), m["0.1.0"] = "7"; }},
       {"a meta of no layer", "corrupt_data", "2", [](Tensors&, Metadata& m) { m["0.2"] = ""; }},
