@@ -2,8 +2,10 @@
 
 #include <stdexcept>
 
+#include "reprise/cache/arrays_cache.h"
 #include "reprise/cache/batch_kv_cache.h"
 #include "reprise/cache/batch_quantized_kv_cache.h"
+#include "reprise/cache/cache_list.h"
 #include "reprise/cache/kv_cache.h"
 #include "reprise/cache/quantized_kv_cache.h"
 
@@ -22,8 +24,58 @@ void observe_batch(const LayerCache& cache, Json& out) {
   out["idx"] = batch.idx();
 }
 
+void observe_arrays(const LayerCache& cache, Json& out) {
+  const auto& arrays = dynamic_cast<const ArraysCache&>(cache);
+  const auto counts = [](const std::optional<std::vector<int>>& values) { return values ? Json(*values) : Json(); };
+  out["left_padding"] = counts(arrays.left_padding());
+  out["lengths"] = counts(arrays.lengths());
+  out["entries"] = Json::array();
+  for (int slot = 0; slot < arrays.num_slots(); ++slot) {
+    const auto array = arrays.get(slot);
+    out["entries"].push_back(array ? Json(std::vector<int>(array->shape().begin(), array->shape().end())) : Json());
+  }
+}
+
+CacheClass arrays_cache_class() {
+  CacheClass entry{ArraysCache::kClassName,
+                   [](const Json& args) -> std::unique_ptr<LayerCache> {
+                     const Json padding = args.value("left_padding", Json());
+                     return std::make_unique<ArraysCache>(
+                         args.at("size").get<int>(),
+                         padding.is_null() ? std::vector<int>{} : padding.get<std::vector<int>>());
+                   },
+                   observe_arrays};
+  entry.make_mask = [](const LayerCache& cache, int N) { return dynamic_cast<const ArraysCache&>(cache).make_mask(N); };
+  entry.set = [](LayerCache& cache, int index, const mlx::core::array* value) {
+    dynamic_cast<ArraysCache&>(cache).set(index, value ? std::optional(*value) : std::nullopt);
+  };
+  entry.get = [](const LayerCache& cache, int index) { return dynamic_cast<const ArraysCache&>(cache).get(index); };
+  return entry;
+}
+
+CacheClass cache_list_class() {
+  CacheClass entry{CacheList::kClassName,
+                   [](const Json& args) -> std::unique_ptr<LayerCache> {
+                     CacheList::Children children;
+                     for (const Json& child : args.at("caches")) children.push_back(make_cache(child));
+                     return std::make_unique<CacheList>(std::move(children));
+                   },
+                   [](const LayerCache& cache, Json& out) {
+                     const auto& list = dynamic_cast<const CacheList&>(cache);
+                     out["children"] = Json::array();
+                     for (std::size_t i = 0; i < list.num_children(); ++i) {
+                       out["children"].push_back(observe(list.child(i)));
+                     }
+                   }};
+  entry.child = [](LayerCache& cache, std::size_t index) -> LayerCache& {
+    return dynamic_cast<CacheList&>(cache).child(index);
+  };
+  return entry;
+}
+
 std::vector<CacheClass> make_table() {
   std::vector<CacheClass> table;
+  table.push_back(arrays_cache_class());
   table.push_back({BatchKVCache::kClassName,
                    [](const Json& args) -> std::unique_ptr<LayerCache> {
                      return std::make_unique<BatchKVCache>(args.at("left_padding").get<std::vector<int>>());
@@ -41,6 +93,7 @@ std::vector<CacheClass> make_table() {
                      out["group_size"] = quantized.group_size();
                      out["bits"] = quantized.bits();
                    }});
+  table.push_back(cache_list_class());
   table.push_back({KVCache::kClassName,
                    [](const Json&) -> std::unique_ptr<LayerCache> { return std::make_unique<KVCache>(); },
                    observe_offset});

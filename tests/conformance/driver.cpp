@@ -7,9 +7,9 @@
 #include "mlx/transforms.h"
 #include "reprise/base/error.h"
 #include "reprise/cache/batched_cache.h"
+#include "reprise/cache/cache_masks.h"
 #include "reprise/cache/prompt_cache_file.h"
 #include "reprise/cache/registry.h"
-#include "reprise/nn/masks.h"
 #include "tests/conformance/compare.h"
 
 namespace reprise::conformance {
@@ -237,15 +237,14 @@ void Driver::make_mask(const Json& step, Observation& out) {
   const int N = step.at("N");
   const std::optional<int> window = optional_int(step, "window_size");
   const bool return_array = step.value("return_array", false);
-  if (step.value("no_cache", false)) {
-    out.mask = op == "ssm_mask" ? Mask(NoMask{}) : create_attention_mask_without_cache(N, {return_array, window});
+  if (op != "make_mask") {
+    const LayerCache* cache = step.value("no_cache", false) ? nullptr : &target(step);
+    out.mask = op == "ssm_mask" ? create_ssm_mask(N, cache) : create_attention_mask(N, cache, {window, return_array});
     return;
   }
   const LayerCache& cache = target(step);
-  if (const auto own = cache_class(cache.class_name()).make_mask; own && op != "attention_mask") {
+  if (const auto own = cache_class(cache.class_name()).make_mask) {
     out.mask = own(cache, N);
-  } else if (op == "ssm_mask") {
-    throw std::runtime_error("not supported: ssm_mask of " + cache.class_name());
   } else {
     out.mask = attention_target(step).make_mask(N, {window, return_array});
   }
