@@ -8,6 +8,7 @@
 #include "reprise/cache/cache_list.h"
 #include "reprise/cache/kv_cache.h"
 #include "reprise/cache/quantized_kv_cache.h"
+#include "reprise/cache/rotating_kv_cache.h"
 
 namespace reprise::conformance {
 
@@ -73,6 +74,14 @@ CacheClass cache_list_class() {
   return entry;
 }
 
+void observe_ring(const LayerCache& cache, Json& out) {
+  observe_offset(cache, out);
+  const auto& ring = dynamic_cast<const internal::RingCache&>(cache);
+  out["max_size"] = ring.max_size();
+  out["keep"] = ring.keep();
+  out["idx"] = ring.idx();
+}
+
 std::vector<CacheClass> make_table() {
   std::vector<CacheClass> table;
   table.push_back(arrays_cache_class());
@@ -107,6 +116,11 @@ std::vector<CacheClass> make_table() {
                      out["group_size"] = quantized.group_size();
                      out["bits"] = quantized.bits();
                    }});
+  table.push_back({RotatingKVCache::kClassName,
+                   [](const Json& args) -> std::unique_ptr<LayerCache> {
+                     return std::make_unique<RotatingKVCache>(args.at("max_size").get<int>(), args.value("keep", 0));
+                   },
+                   observe_ring});
   return table;
 }
 
