@@ -6,6 +6,8 @@
 #include "reprise/base/error.h"
 #include "reprise/cache/batch_kv_cache.h"
 #include "reprise/cache/batch_quantized_kv_cache.h"
+#include "reprise/cache/batch_quantized_rotating_kv_cache.h"
+#include "reprise/cache/batch_rotating_kv_cache.h"
 #include "reprise/cache/arrays_cache.h"
 #include "reprise/cache/cache_list.h"
 #include "reprise/cache/kv_cache.h"
@@ -35,6 +37,8 @@ constexpr CacheClass cache_class(const char* name = Cache::kClassName) {
 constexpr CacheClass kCacheClasses[] = {
     cache_class<BatchKVCache>(),
     cache_class<BatchQuantizedKVCache>(),
+    cache_class<BatchQuantizedRotatingKVCache>(),
+    cache_class<BatchRotatingKVCache>(),
     cache_class<ArraysCache>(),
     cache_class<CacheList>(),
     cache_class<KVCache>(),

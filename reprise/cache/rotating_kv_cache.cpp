@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "reprise/cache/batch_rotating_kv_cache.h"
 #include "reprise/cache/state_reader.h"
 
 namespace reprise {
@@ -84,7 +85,7 @@ Meta RotatingKVCache::legacy_meta() const {
 std::unique_ptr<LayerCache> RotatingKVCache::fork() const { return std::make_unique<RotatingKVCache>(*this); }
 
 std::unique_ptr<LayerCache> RotatingKVCache::merge(const std::vector<const LayerCache*>& caches) const {
-  return RingCache::merge(caches);
+  return BatchRotatingKVCache::merge_rows(caches);
 }
 
 void RotatingKVCache::restore(LayerCache&& earlier) { *this = std::move(dynamic_cast<RotatingKVCache&>(earlier)); }

@@ -5,6 +5,8 @@
 #include "reprise/cache/arrays_cache.h"
 #include "reprise/cache/batch_kv_cache.h"
 #include "reprise/cache/batch_quantized_kv_cache.h"
+#include "reprise/cache/batch_quantized_rotating_kv_cache.h"
+#include "reprise/cache/batch_rotating_kv_cache.h"
 #include "reprise/cache/cache_list.h"
 #include "reprise/cache/kv_cache.h"
 #include "reprise/cache/quantized_kv_cache.h"
@@ -23,6 +25,15 @@ void observe_batch(const LayerCache& cache, Json& out) {
   out["offset"] = batch.positions();
   out["left_padding"] = batch.left_padding();
   out["idx"] = batch.idx();
+}
+
+void observe_batch_ring(const LayerCache& cache, Json& out) {
+  const auto& batch = dynamic_cast<const internal::BatchRingCache&>(cache);
+  out["offset"] = batch.positions();
+  out["left_padding"] = batch.left_padding();
+  out["idx"] = batch.idx();
+  out["rotated"] = batch.rotated();
+  out["max_size"] = batch.max_size();
 }
 
 void observe_arrays(const LayerCache& cache, Json& out) {
@@ -102,6 +113,20 @@ std::vector<CacheClass> make_table() {
                      out["group_size"] = quantized.group_size();
                      out["bits"] = quantized.bits();
                    }});
+  table.push_back({BatchQuantizedRotatingKVCache::kClassName,
+                   [](const Json& args) -> std::unique_ptr<LayerCache> {
+                     return std::make_unique<BatchQuantizedRotatingKVCache>(
+                         args.at("max_size").get<int>(), args.at("left_padding").get<std::vector<int>>(),
+                         args.value("keep", 0), args.value("group_size", 64), args.value("bits", 8));
+                   },
+                   observe_batch_ring});
+  table.push_back({BatchRotatingKVCache::kClassName,
+                   [](const Json& args) -> std::unique_ptr<LayerCache> {
+                     return std::make_unique<BatchRotatingKVCache>(args.at("max_size").get<int>(),
+                                                                   args.at("left_padding").get<std::vector<int>>(),
+                                                                   args.value("keep", 0));
+                   },
+                   observe_batch_ring});
   table.push_back(cache_list_class());
   table.push_back({KVCache::kClassName,
                    [](const Json&) -> std::unique_ptr<LayerCache> { return std::make_unique<KVCache>(); },

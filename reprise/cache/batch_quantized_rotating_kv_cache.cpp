@@ -1,0 +1,125 @@
+#include "reprise/cache/batch_quantized_rotating_kv_cache.h"
+
+#include <limits>
+
+#include "reprise/base/error.h"
+#include "reprise/cache/batch_rotating_kv_cache.h"
+#if __has_include("reprise/cache/quantized_rotating_kv_cache.h")
+#include "reprise/cache/quantized_rotating_kv_cache.h"
+#else
+#include "reprise/cache/ring_cache.h"
+namespace reprise {
+struct QuantizedRotatingKVCache : internal::RingCache {
+  int group_size() const;
+  int bits() const;
+  static std::unique_ptr<LayerCache> from_columns(int, int, KVQuantization, std::optional<internal::KVColumns>, int, int) { throw 1; }
+};
+inline int QuantizedRotatingKVCache::group_size() const { return 0; }
+inline int QuantizedRotatingKVCache::bits() const { return 0; }
+}
+#endif
+#include "reprise/cache/state_reader.h"
+
+namespace reprise {
+
+namespace {
+
+constexpr int kAnyInt = std::numeric_limits<int>::max();
+
+std::unique_ptr<BatchQuantizedRotatingKVCache> without_rows(int max_size, const KVQuantization& quantization) {
+  return std::make_unique<BatchQuantizedRotatingKVCache>(max_size, std::vector<int>{}, 0, quantization.group_size,
+                                                         quantization.bits);
+}
+
+}  // namespace
+
+BatchQuantizedRotatingKVCache::BatchQuantizedRotatingKVCache(int max_size, std::vector<int> left_padding, int keep,
+                                                             int group_size, int bits)
+    : BatchRingCache("BatchQuantizedRotatingKVCache", max_size, std::move(left_padding), keep,
+                     KVQuantization{group_size, bits}) {
+  internal::check_quantization("BatchQuantizedRotatingKVCache", *quantization_);
+}
+
+std::unique_ptr<BatchQuantizedRotatingKVCache> BatchQuantizedRotatingKVCache::from_state(const State& state) {
+  constexpr const char* kFunction = "BatchQuantizedRotatingKVCache::from_state";
+  const internal::StateReader reader(kFunction, state,
+                                     {"keys", "values", "offset", "left_padding", "max_size", "columns_written", "idx",
+                                      "rotated", "keep", "group_size", "bits"});
+  const Numbers numbers{.max_size = reader.integer(4, 1, kAnyInt),
+                        .columns_written = reader.integer(5, 0, kAnyInt),
+                        .idx = reader.integer(6, 0, kAnyInt),
+                        .rotated = reader.boolean(7)};
+  auto cache = without_rows(numbers.max_size, reader.quantization(9, 10));
+  cache->load(reader, numbers);
+  cache->set_keep(kFunction, reader.integer(8, 0, numbers.max_size - 1));
+  return cache;
+}
+
+std::unique_ptr<BatchQuantizedRotatingKVCache> BatchQuantizedRotatingKVCache::from_legacy(const State& state,
+                                                                                          const Meta& meta) {
+  constexpr const char* kFunction = "BatchQuantizedRotatingKVCache::from_legacy";
+  const internal::StateReader reader(kFunction, state, {"keys", "values", "offset", "left_padding"});
+  const internal::MetaReader meta_reader(
+      kFunction, meta, {"max_size", "columns_written", "idx", "rotated", "keep", "group_size", "bits"});
+  const Numbers numbers{.max_size = meta_reader.integer(0, 1, kAnyInt),
+                        .columns_written = meta_reader.integer(1, 0, kAnyInt),
+                        .idx = meta_reader.integer(2, 0, kAnyInt),
+                        .rotated = meta_reader.boolean(3)};
+  auto cache = without_rows(numbers.max_size, meta_reader.quantization(5, 6));
+  cache->load(reader, numbers);
+  cache->set_keep(kFunction, meta_reader.integer(4, 0, numbers.max_size - 1));
+  return cache;
+}
+
+std::unique_ptr<LayerCache> BatchQuantizedRotatingKVCache::merge_rows(const std::vector<const LayerCache*>& caches) {
+  const std::string function = "BatchQuantizedRotatingKVCache::merge_rows";
+  std::vector<const internal::RingCache*> sources;
+  std::optional<KVQuantization> quantization;
+  for (const LayerCache* cache : caches) {
+    const auto* source = dynamic_cast<const QuantizedRotatingKVCache*>(cache);
+    if (source == nullptr) {
+      throw Error(ErrorCode::invalid_argument, "[" + function +
+                                                   "] each cache must be a QuantizedRotatingKVCache, but got " +
+                                                   (cache ? "a " + cache->class_name() : "null"));
+    }
+    const KVQuantization own{source->group_size(), source->bits()};
+    if (quantization && *quantization != own) {
+      throw Error(ErrorCode::invalid_argument, "[" + function + "] caches must agree in group size and bits, but got " +
+                                                   std::to_string(quantization->group_size) + " and " +
+                                                   std::to_string(quantization->bits) + ", then " +
+                                                   std::to_string(own.group_size) + " and " + std::to_string(own.bits));
+    }
+    quantization = own;
+    sources.push_back(source);
+  }
+  if (!quantization) {
+    throw Error(ErrorCode::invalid_argument, "[" + function + "] at least one cache is needed, but got none");
+  }
+  auto batch = std::make_unique<BatchQuantizedRotatingKVCache>(
+      sources.front()->max_size(), std::vector<int>(sources.size(), 0), sources.front()->keep(),
+      quantization->group_size, quantization->bits);
+  batch->merge_from(function, sources);
+  return batch;
+}
+
+std::unique_ptr<LayerCache> BatchQuantizedRotatingKVCache::fork() const {
+  return std::make_unique<BatchQuantizedRotatingKVCache>(*this);
+}
+
+std::unique_ptr<LayerCache> BatchQuantizedRotatingKVCache::to_dequantized() const {
+  auto dense = std::make_unique<BatchRotatingKVCache>(max_size(), std::vector<int>{}, keep());
+  dense->copy_from(*this, buffer() ? std::optional(buffer()->dequantized()) : std::nullopt);
+  return dense;
+}
+
+void BatchQuantizedRotatingKVCache::restore(LayerCache&& earlier) {
+  *this = std::move(dynamic_cast<BatchQuantizedRotatingKVCache&>(earlier));
+}
+
+std::unique_ptr<LayerCache> BatchQuantizedRotatingKVCache::single_cache(std::optional<internal::KVColumns> columns,
+                                                                        int offset) const {
+  const int idx = columns ? columns->width() : 0;
+  return QuantizedRotatingKVCache::from_columns(max_size(), keep(), *quantization_, std::move(columns), offset, idx);
+}
+
+}  // namespace reprise
