@@ -14,7 +14,7 @@ int GrowingCache::trim(int n) {
     throw Error(ErrorCode::invalid_argument,
                 "[" + class_name() + "::trim] n must not be negative, but got " + std::to_string(n));
   }
-  const int trimmed = std::min(n, offset_);
+  const int trimmed = std::min(n, length());
   offset_ -= trimmed;
   return trimmed;
 }
@@ -28,11 +28,10 @@ KeysValues GrowingCache::update_and_fetch(const mx::array& keys, const mx::array
   check_countable(function, offset_, rows.width());
 
   pending_.before_update(buffer_);
-  KVColumns next = grown(buffer_, offset_, rows);
-  const int next_offset = offset_ + rows.width();
-  KeysValues visible = next.first(next_offset).keys_values();
+  KVColumns next = appended(rows);
+  KeysValues visible = next.first(length() + rows.width()).keys_values();
   buffer_ = std::move(next);
-  offset_ = next_offset;
+  offset_ += rows.width();
   return visible;
 }
 
@@ -41,16 +40,16 @@ KeysValues GrowingCache::keys_and_values() const {
     throw Error(ErrorCode::failed_precondition,
                 "[" + class_name() + "::keys_and_values] a filled cache is needed, but got an empty one");
   }
-  return buffer_->first(offset_).keys_values();
+  return buffer_->first(length()).keys_values();
 }
 
 Mask GrowingCache::make_mask(int N, const MaskOptions& options) const {
-  return create_attention_mask(N, offset_, {options.return_array, options.window});
+  return create_attention_mask(N, length(), {options.return_array, options.window});
 }
 
 State::List GrowingCache::keys_values_state(bool saved) const {
   if (empty()) return {State(), State()};
-  const KVColumns columns = saved ? buffer_->first(offset_).contiguous() : *buffer_;
+  const KVColumns columns = saved ? buffer_->first(length()).contiguous() : *buffer_;
   return {columns.keys_state(), columns.values_state()};
 }
 

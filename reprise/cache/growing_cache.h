@@ -1,5 +1,6 @@
-// What the full-history caches share, dense or quantised: every row is kept, the buffer grows in steps of 256 columns,
-// trimming moves the offset. Private parts of KVCache and QuantizedKVCache.
+// What the caches share that append rows behind the ones they have, dense or quantised: the buffer grows in steps of
+// 256 columns, trimming moves the offset. Private parts of KVCache, QuantizedKVCache, ConcatenateKVCache and
+// ChunkedKVCache.
 // Threads, Owns: see layer_cache.h.
 #pragma once
 
@@ -16,7 +17,7 @@ class GrowingCache : public AttentionCache {
   static constexpr int kStep = kColumnStep;
 
   std::optional<int> position() const override { return offset_; }
-  int length() const override { return offset_; }
+  int length() const override { return offset_ - start_; }
   bool empty() const override { return !buffer_.has_value(); }
   std::size_t nbytes() const override { return buffer_ ? buffer_->nbytes() : 0; }
   bool is_trimmable() const override { return true; }
@@ -35,10 +36,14 @@ class GrowingCache : public AttentionCache {
   // Keys and values for a state, whole or (`saved`) cut to the rows; nulls when empty.
   State::List keys_values_state(bool saved) const;
 
+  // The buffer that holds `rows` behind the stored ones.
+  virtual KVColumns appended(const KVColumns& rows) const { return grown(buffer_, length(), rows); }
+
   // No other alias of the buffer is kept: an update of a buffer that nobody else can see is done in place by MLX, any
-  // other copies it first. 0 ≤ offset_ ≤ columns.
+  // other copies it first. The stored rows are its first length() columns; 0 ≤ start_ ≤ offset_.
   std::optional<KVColumns> buffer_;
-  int offset_ = 0;
+  int offset_ = 0;  // tokens consumed
+  int start_ = 0;   // tokens whose rows were dropped at the front
   std::optional<KVQuantization> quantization_;
 
  private:

@@ -10,6 +10,8 @@
 #include "reprise/cache/batch_rotating_kv_cache.h"
 #include "reprise/cache/arrays_cache.h"
 #include "reprise/cache/cache_list.h"
+#include "reprise/cache/chunked_kv_cache.h"
+#include "reprise/cache/concatenate_kv_cache.h"
 #include "reprise/cache/kv_cache.h"
 #include "reprise/cache/quantized_kv_cache.h"
 #include "reprise/cache/rotating_kv_cache.h"
@@ -41,6 +43,8 @@ constexpr CacheClass kCacheClasses[] = {
     cache_class<BatchRotatingKVCache>(),
     cache_class<ArraysCache>(),
     cache_class<CacheList>(),
+    cache_class<ChunkedKVCache>(),
+    cache_class<ConcatenateKVCache>(),
     cache_class<KVCache>(),
     cache_class<MambaCache>("MambaCache"),
     cache_class<RotatingKVCache>(),

@@ -8,6 +8,8 @@
 #include "reprise/cache/batch_quantized_rotating_kv_cache.h"
 #include "reprise/cache/batch_rotating_kv_cache.h"
 #include "reprise/cache/cache_list.h"
+#include "reprise/cache/chunked_kv_cache.h"
+#include "reprise/cache/concatenate_kv_cache.h"
 #include "reprise/cache/kv_cache.h"
 #include "reprise/cache/quantized_kv_cache.h"
 #include "reprise/cache/rotating_kv_cache.h"
@@ -128,6 +130,21 @@ std::vector<CacheClass> make_table() {
                    },
                    observe_batch_ring});
   table.push_back(cache_list_class());
+  table.push_back({ChunkedKVCache::kClassName,
+                   [](const Json& args) -> std::unique_ptr<LayerCache> {
+                     return std::make_unique<ChunkedKVCache>(args.at("chunk_size").get<int>());
+                   },
+                   [](const LayerCache& cache, Json& out) {
+                     observe_offset(cache, out);
+                     const auto& chunked = dynamic_cast<const ChunkedKVCache&>(cache);
+                     out["chunk_size"] = chunked.chunk_size();
+                     out["start_position"] = chunked.start_position();
+                   },
+                   nullptr, nullptr,
+                   [](LayerCache& cache) { dynamic_cast<ChunkedKVCache&>(cache).maybe_trim_front(); }});
+  table.push_back({ConcatenateKVCache::kClassName,
+                   [](const Json&) -> std::unique_ptr<LayerCache> { return std::make_unique<ConcatenateKVCache>(); },
+                   observe_offset});
   table.push_back({KVCache::kClassName,
                    [](const Json&) -> std::unique_ptr<LayerCache> { return std::make_unique<KVCache>(); },
                    observe_offset});

@@ -99,6 +99,8 @@ void Driver::reload(const Json& step, Observation& out) {
   const State before = entry.cache->state();
   entry.cache = cache_from_state(entry.cache->class_name(), before);
   note(out, "reload", compare_states(entry.cache->state(), before));
+  // Its columns are all that tells the offset, so its state is cut to its rows.
+  entry.own_capacity |= entry.cache->class_name() == "ConcatenateKVCache";
 }
 
 PromptCache Driver::fork_slots(const Json& names) {
