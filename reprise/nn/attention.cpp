@@ -6,6 +6,7 @@
 #include "mlx/fast.h"
 #include "mlx/ops.h"
 #include "reprise/base/error.h"
+#include "reprise/nn/quantized_attention.h"
 
 namespace reprise {
 
@@ -35,18 +36,23 @@ void check_shapes(const mx::array& q, const mx::array& k, const mx::array& v) {
 
 mx::array scaled_dot_product_attention(const mx::array& queries, const KeysValues& keys_values,
                                        const AttentionScoreOptions& options) {
-  const auto* dense = std::get_if<DenseKV>(&keys_values);
-  if (dense == nullptr) {
-    throw Error(ErrorCode::unsupported,
-                "[scaled_dot_product_attention] quantised keys and values are not supported yet");
+  if (const auto* quantized = std::get_if<QuantizedKV>(&keys_values)) {
+    return internal::quantized_attention(queries, *quantized, options);
   }
+  const auto* dense = std::get_if<DenseKV>(&keys_values);
   check_shapes(queries, dense->keys, dense->values);
+  if (queries.size() == 0 || dense->keys.shape(2) == 0) {
+    return mx::zeros({queries.shape(0), queries.shape(1), queries.shape(2), dense->values.shape(3)}, queries.dtype());
+  }
   std::string mode;
   std::optional<mx::array> mask;
   if (std::holds_alternative<Causal>(options.mask)) {
     mode = "causal";
   } else if (const auto* array = std::get_if<mx::array>(&options.mask)) {
-    mask = array->dtype() == mx::bool_ ? *array : mx::astype(*array, queries.dtype());
+    // No masked score is -inf, so that a row in which all are masked stays finite.
+    mask = array->dtype() == mx::bool_
+               ? *array
+               : mx::maximum(mx::astype(*array, queries.dtype()), internal::masked_score(queries.dtype()));
   }
   // What is left to go wrong is the mask's or the sinks' shape, which MLX checks.
   const auto attend = [&] {

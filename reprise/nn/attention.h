@@ -15,9 +15,9 @@ struct AttentionScoreOptions {
   std::optional<mlx::core::array> sinks = {};  // [H]: an extra logit per head in the softmax's denominator
 };
 
-// softmax(scale · q · Kᵀ + mask) · V with grouped heads (H a multiple of Hkv).
+// softmax(scale · q · Kᵀ + mask) · V with grouped heads (H a multiple of Hkv), over dense or quantised keys and values.
 // queries [B, H, L, D]. Returns: [B, H, L, Dv] in the queries' dtype; a fully masked row is finite. Inputs stay as they
-// are. Throws: invalid_argument for shapes that do not fit; unsupported for quantised keys/values.
+// are. Throws: invalid_argument for shapes that do not fit, or a quantisation that MLX does not know.
 mlx::core::array scaled_dot_product_attention(const mlx::core::array& queries, const KeysValues& keys_values,
                                               const AttentionScoreOptions& options);
 
