@@ -64,6 +64,11 @@ bool can_trim_prompt_cache(const PromptCache& cache, int n);
 // On error nothing has changed. Throws: invalid_argument for n < 0.
 int trim_prompt_cache(PromptCache& cache, int n);
 
+// Puts the quantised counterpart in the place of every layer (also inside a CacheList) that has one and whose position
+// is at least `start`; the others stay. All or nothing. Throws: invalid_argument for start < 0 and as to_quantized,
+// naming the layer.
+void maybe_quantize_kv_cache(PromptCache& cache, int start, int group_size, int bits);
+
 // Largest length() of the layers; 0 for none.
 int cache_length(const PromptCache& cache);
 
