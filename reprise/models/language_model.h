@@ -61,7 +61,19 @@ std::unique_ptr<LanguageModel> make_model(const ModelFiles& files, const ModelOp
 // The model types that make_model knows.
 std::vector<std::string> known_model_types();
 
-// The model's own kinds of caches. mlx-lm's name.
-PromptCache make_prompt_cache(const LanguageModel& model);
+// What make_prompt_cache gave one layer.
+struct LayerCacheChoice {
+  std::string cache;     // in a person's words: "RotatingKVCache(128, keep 4)"
+  bool bounded = false;  // by max_kv_size; otherwise the layer has the model's own kind
+};
+
+// The model's own kinds of caches. mlx-lm's name. With `max_kv_size` every layer that would keep all rows becomes a
+// RotatingKVCache(max_kv_size, keep = 4), also inside a CacheList; layers that are bounded or recurrent keep theirs.
+// `choices`, if given, receives one entry per layer. Throws: invalid_argument for a max_kv_size of 4 or less.
+PromptCache make_prompt_cache(const LanguageModel& model, std::optional<int> max_kv_size = {},
+                              std::vector<LayerCacheChoice>* choices = nullptr);
+
+// A layer's cache in a person's words: class, and what bounds or narrows it ("QuantizedKVCache(8 bits, groups of 64)").
+std::string describe_cache(const LayerCache& cache);
 
 }  // namespace reprise

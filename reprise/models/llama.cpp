@@ -1,10 +1,13 @@
 #include "reprise/models/llama.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
 #include "mlx/ops.h"
 #include "reprise/base/error.h"
+#include "reprise/cache/kv_cache.h"
+#include "reprise/cache/rotating_kv_cache.h"
 #include "reprise/models/config.h"
 #include "reprise/models/model_parts.h"
 #include "reprise/models/weight_reader.h"
@@ -28,6 +31,8 @@ struct LlamaConfig {
   bool attention_bias;
   bool mlp_bias;
   RopeOptions rope;
+  int sliding_window = 0;        // of the layers that have one
+  std::vector<bool> is_sliding;  // per layer
 
   explicit LlamaConfig(const Config& config)
       : hidden_size(config.require_positive_int("hidden_size")),
@@ -56,15 +61,28 @@ struct LlamaConfig {
     if (config.get_int("max_position_embeddings").value_or(1) < 1) {
       throw Error(ErrorCode::corrupt_data, "[make_model] max_position_embeddings must be positive");
     }
-    // Attending past a window silently would answer wrongly; so would ignoring it.
-    for (const std::string& type : config.get_strings("layer_types")) {
-      if (type != "full_attention") {
-        throw Error(ErrorCode::unsupported, "[make_model] layers of type '" + type + "' are not supported yet");
+    take_windows(config);
+  }
+
+ private:
+  // Mistral's window holds for every layer; where layer types are named, they say which.
+  void take_windows(const Config& config) {
+    const auto window = config.get_int("sliding_window");
+    const std::vector<std::string> types = config.get_strings("layer_types");
+    const auto layers = static_cast<std::size_t>(num_hidden_layers);
+    is_sliding.assign(layers, types.empty() && window && config.require_string("model_type") == "mistral");
+    if (!types.empty() && types.size() != layers) {
+      throw Error(ErrorCode::corrupt_data, "[make_model] layer_types must name " + std::to_string(layers) +
+                                               " layers, but got " + std::to_string(types.size()));
+    }
+    for (std::size_t i = 0; i < types.size(); ++i) {
+      if (types[i] != "full_attention" && types[i] != "sliding_attention") {
+        throw Error(ErrorCode::unsupported, "[make_model] layers of type '" + types[i] + "' are not supported");
       }
+      is_sliding[i] = types[i] == "sliding_attention";
     }
-    if (config.require_string("model_type") == "mistral" && config.get_int("sliding_window")) {
-      throw Error(ErrorCode::unsupported, "[make_model] mistral with a sliding_window is not supported yet");
-    }
+    if (std::find(is_sliding.begin(), is_sliding.end(), true) == is_sliding.end()) return;
+    sliding_window = config.require_positive_int("sliding_window");
   }
 };
 
@@ -123,6 +141,8 @@ class LlamaModel final : public LanguageModel {
              std::optional<Linear> lm_head)
       : LanguageModel(std::move(info)),
         rope_(config.rope),
+        sliding_window_(config.sliding_window),
+        is_sliding_(config.is_sliding),
         embed_tokens_(std::move(embed_tokens)),
         layers_(std::move(layers)),
         norm_(std::move(norm)),
@@ -131,9 +151,12 @@ class LlamaModel final : public LanguageModel {
   mx::array forward(const mx::array& tokens, PromptCache& cache) const override {
     check_forward(tokens, cache, layers_.size(), info().vocab_size);
     mx::array h = embed_tokens_(tokens);
-    const Mask mask = cache.at<AttentionCache>(0).make_mask(tokens.shape(1));
+    // Layers of one kind are in step: the first one's mask serves all. Asked before any of them is updated.
+    const std::optional<Mask> full = mask_of_kind(cache, tokens.shape(1), false);
+    const std::optional<Mask> sliding = mask_of_kind(cache, tokens.shape(1), true);
     for (std::size_t i = 0; i < layers_.size(); ++i) {
       const Layer& layer = layers_[i];
+      const Mask& mask = is_sliding_[i] ? *sliding : *full;
       h = mx::add(h, layer.self_attn(layer.input_layernorm(h), cache.at<AttentionCache>(i), rope_, mask));
       h = mx::add(h, layer.mlp(layer.post_attention_layernorm(h)));
     }
@@ -141,10 +164,30 @@ class LlamaModel final : public LanguageModel {
     return lm_head_ ? (*lm_head_)(h) : embed_tokens_.as_linear(h);
   }
 
-  PromptCache make_cache() const override { return make_kv_prompt_cache(static_cast<int>(layers_.size())); }
+  PromptCache make_cache() const override {
+    PromptCache cache;
+    for (const bool sliding : is_sliding_) {
+      if (sliding) {
+        cache.push_back(std::make_unique<RotatingKVCache>(sliding_window_));
+      } else {
+        cache.push_back(std::make_unique<KVCache>());
+      }
+    }
+    return cache;
+  }
 
  private:
+  // For N new tokens in the layers with, or without, a window; none where there are no such layers.
+  std::optional<Mask> mask_of_kind(PromptCache& cache, int N, bool sliding) const {
+    const auto first = std::find(is_sliding_.begin(), is_sliding_.end(), sliding);
+    if (first == is_sliding_.end()) return {};
+    const auto& layer = cache.at<AttentionCache>(static_cast<std::size_t>(first - is_sliding_.begin()));
+    return layer.make_mask(N, {.window = sliding ? std::optional(sliding_window_) : std::nullopt});
+  }
+
   Rope rope_;
+  int sliding_window_;
+  std::vector<bool> is_sliding_;
   Embedding embed_tokens_;
   std::vector<Layer> layers_;
   RmsNorm norm_;

@@ -1,5 +1,5 @@
-// The Llama family: Llama 2 and 3.x, SmolLM2, Mistral without a window. Private to `models`.
-// Grattafiori et al., https://arxiv.org/abs/2407.21783.
+// The Llama family: Llama 2 and 3.x, SmolLM2, Mistral, with sliding windows where the config names them. Private to
+// `models`. Grattafiori et al., https://arxiv.org/abs/2407.21783.
 #pragma once
 
 #include <memory>

@@ -40,6 +40,4 @@ std::vector<std::string> known_model_types() {
   return names;
 }
 
-PromptCache make_prompt_cache(const LanguageModel& model) { return model.make_cache(); }
-
 }  // namespace reprise

@@ -170,6 +170,50 @@ TEST(MakeModel, M8TokenByTokenEqualsOnePassForAnyChunking) {
   }
 }
 
+TEST(MakeModel, MistralsWindowHoldsForEveryLayerAndHidesWhatIsBeforeIt) {
+  ModelFiles files = tiny_llama();
+  replace(files.config_json, "\"llama\"", "\"mistral\"");
+  const auto open = make_model(files);
+  replace(files.config_json, "true}", "true, \"sliding_window\": 4}");
+  const auto windowed = make_model(files);
+  EXPECT_EQ(describe_cache(windowed->make_cache()[0]), "RotatingKVCache(4)");
+  const auto last = [](const LanguageModel& model, const std::vector<int>& ids, int chunk) {
+    auto cache = model.make_cache();
+    mx::array logits = mx::zeros({1});
+    for (int at = 0; at < static_cast<int>(ids.size()); at += chunk) {
+      const int n = std::min(chunk, static_cast<int>(ids.size()) - at);
+      logits = model.forward(mx::array(ids.data() + at, {1, n}, mx::int32), cache);
+      logits = mx::slice(logits, {0, n - 1, 0}, {1, n, 10});
+    }
+    return logits;
+  };
+  const std::vector<int> ids = {1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2};
+  // One layer: the last token sees the window and nothing else, whatever came before it.
+  const std::vector<int> others = {9, 9, 9, 9, 9, 9, 9, 8, 9, 1, 2};
+  const auto difference = [](const mx::array& a, const mx::array& b) {
+    return mx::max(mx::abs(mx::subtract(a, b))).item<float>();
+  };
+  for (int chunk : {1, 3, 4, 11}) {
+    EXPECT_LT(difference(last(*windowed, ids, chunk), last(*windowed, ids, 11)), 1e-5f) << chunk;
+    EXPECT_LT(difference(last(*windowed, ids, chunk), last(*windowed, others, chunk)), 1e-5f) << chunk;
+  }
+  EXPECT_GT(difference(last(*open, ids, 11), last(*windowed, ids, 11)), 1e-4f);
+  const std::vector<int> within = {1, 2, 3, 4};
+  EXPECT_LT(difference(last(*open, within, 4), last(*windowed, within, 2)), 1e-5f);
+}
+
+TEST(MakeModel, WindowsThatMakeNoSenseAreRefusedByName) {
+  const auto with = [](const std::string& members) {
+    return [members](ModelFiles& f) { replace(f.config_json, "true}", "true, " + members + "}"); };
+  };
+  const std::string sliding = "\"layer_types\": [\"sliding_attention\"]";
+  expect_refused(with(sliding), ErrorCode::corrupt_data, "sliding_window");
+  expect_refused(with(sliding + ", \"sliding_window\": 0"), ErrorCode::corrupt_data, "sliding_window");
+  expect_refused(with("\"layer_types\": [\"full_attention\", \"full_attention\"]"), ErrorCode::corrupt_data,
+                 "layer_types");
+  expect_refused(with("\"layer_types\": [\"chunked_attention\"]"), ErrorCode::unsupported, "chunked_attention");
+}
+
 TEST(MakeModel, RowsInStepEqualEachRowAlone) {
   const auto model = make_model(tiny_llama());
   auto both = model->make_cache();

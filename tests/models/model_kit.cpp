@@ -4,6 +4,8 @@
 #include <nlohmann/json.hpp>
 
 #include "mlx/mlx.h"
+#include "reprise/cache/quantized_kv_cache.h"
+#include "reprise/cache/rotating_kv_cache.h"
 #include "reprise/storage/file_system.h"
 #include "reprise/storage/safetensors.h"
 
@@ -31,6 +33,21 @@ std::vector<KitCache> caches_of(const PromptCache& cache) {
   return caches;
 }
 
+KVQuantization quantization_of(const Json& json) { return {json.at("group_size"), json.at("bits")}; }
+
+// Null for the model's own caches.
+std::function<std::unique_ptr<LayerCache>()> layer_maker(const Json& json) {
+  if (json == "default") return {};
+  if (json.at("class") == "QuantizedKVCache") {
+    return [quantization = quantization_of(json)] {
+      return std::make_unique<QuantizedKVCache>(quantization.group_size, quantization.bits);
+    };
+  }
+  return [size = json.at("max_size").get<int>(), keep = json.at("keep").get<int>()] {
+    return std::make_unique<RotatingKVCache>(size, keep);
+  };
+}
+
 KitRun run_of(const Json& json) {
   KitRun run;
   run.id = json.at("id");
@@ -41,6 +58,7 @@ KitRun run_of(const Json& json) {
   run.last_row = json.at("logit_rows").at(1);
   json.at("tokens").get_to(run.tokens);
   run.tolerance = json.at("tol");
+  if (json.contains("convert_after_prefill")) run.convert = quantization_of(json.at("convert_after_prefill"));
   run.after_prefill = caches_of(json.at("cache_after_prefill"));
   run.after_decode = caches_of(json.at("cache_after_decode"));
   return run;
@@ -58,16 +76,20 @@ KitModel read_kit(const fs::path& folder) {
   const Json json = Json::parse(read_file(folder / "expected.json"));
   KitModel kit{folder, json.at("dtype"), {}, read_safetensors(folder / "expected.safetensors").tensors};
   for (const Json& item : json.at("scenarios")) {
-    if (item.value("cache", Json()) != "default") continue;
+    if (!item.contains("runs")) continue;
     KitScenario scenario;
+    scenario.make_layer = layer_maker(item.at("cache"));
     scenario.id = item.at("id");
     item.at("prompt").get_to(scenario.prompt);
     scenario.f32_logits = item.value("f32_logits", "");
     scenario.f32_decode = item.value("f32_decode", "");
     for (const Json& run : item.at("runs")) {
-      if (!run.contains("convert_after_prefill")) scenario.runs.push_back(run_of(run));
+      scenario.runs.push_back(run_of(run));
+      if (item.contains("convert_after_prefill")) {
+        scenario.runs.back().convert = quantization_of(item.at("convert_after_prefill"));
+      }
     }
-    if (!item.contains("convert_after_prefill") && !scenario.runs.empty()) kit.scenarios.push_back(scenario);
+    kit.scenarios.push_back(scenario);
   }
   return kit;
 }
@@ -81,6 +103,7 @@ double relative_error(const mx::array& got, const mx::array& want) {
 
 KitResult run_kit(const LanguageModel& model, const KitScenario& scenario, const KitRun& run) {
   PromptCache cache = model.make_cache();
+  for (std::size_t i = 0; scenario.make_layer && i < cache.size(); ++i) cache.replace(i, scenario.make_layer());
   const auto feed = [&](const int* ids, int n) {
     auto logits = model.forward(mx::array(ids, {1, n}, mx::int32), cache);
     mx::eval(logits);
@@ -92,6 +115,7 @@ KitResult run_kit(const LanguageModel& model, const KitScenario& scenario, const
     parts.push_back(feed(scenario.prompt.data() + at, n));
     at += n;
   }
+  if (run.convert) maybe_quantize_kv_cache(cache, 0, run.convert->group_size, run.convert->bits);
   const auto all = mx::concatenate(parts, 0);
   KitResult result{mx::slice(all, {run.first_row, 0}, {run.last_row, all.shape(1)}), all, caches_of(cache), {}};
   std::vector<mx::array> rows;

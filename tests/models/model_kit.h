@@ -2,7 +2,10 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <map>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +29,7 @@ struct KitRun {
   int last_row = 0;
   std::vector<int> tokens;
   double tolerance = 0;
+  std::optional<KVQuantization> convert = {};  // each cache is quantised so after the prompt
   std::vector<KitCache> after_prefill;
   std::vector<KitCache> after_decode;
 };
@@ -36,12 +40,14 @@ struct KitScenario {
   std::vector<KitRun> runs;
   std::string f32_logits;  // float32 reference of a narrow model; empty otherwise
   std::string f32_decode;
+  // Caches that are given to the model in place of its own, one per layer; null: its own.
+  std::function<std::unique_ptr<LayerCache>()> make_layer = {};
 };
 
 struct KitModel {
   std::filesystem::path folder;
   std::string dtype;
-  std::vector<KitScenario> scenarios;  // those over the caches the model itself makes, without conversion
+  std::vector<KitScenario> scenarios;  // those of one sequence
   std::map<std::string, mlx::core::array> arrays;
 };
 
