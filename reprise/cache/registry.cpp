@@ -14,6 +14,7 @@
 #include "reprise/cache/concatenate_kv_cache.h"
 #include "reprise/cache/kv_cache.h"
 #include "reprise/cache/quantized_kv_cache.h"
+#include "reprise/cache/quantized_rotating_kv_cache.h"
 #include "reprise/cache/rotating_kv_cache.h"
 
 namespace reprise {
@@ -49,6 +50,7 @@ constexpr CacheClass kCacheClasses[] = {
     cache_class<MambaCache>("MambaCache"),
     cache_class<RotatingKVCache>(),
     cache_class<QuantizedKVCache>(),
+    cache_class<QuantizedRotatingKVCache>(),
 };
 // clang-format on
 
