@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "reprise/cache/batch_rotating_kv_cache.h"
+#include "reprise/cache/quantized_rotating_kv_cache.h"
 #include "reprise/cache/state_reader.h"
 
 namespace reprise {
@@ -83,6 +84,14 @@ Meta RotatingKVCache::legacy_meta() const {
 }
 
 std::unique_ptr<LayerCache> RotatingKVCache::fork() const { return std::make_unique<RotatingKVCache>(*this); }
+
+std::unique_ptr<LayerCache> RotatingKVCache::to_quantized(int group_size, int bits) const {
+  const KVQuantization quantization{group_size, bits};
+  internal::check_quantization("RotatingKVCache::to_quantized", quantization);
+  std::optional<internal::KVColumns> columns;
+  if (buffer_) columns = buffer_->quantized("RotatingKVCache::to_quantized", quantization);
+  return QuantizedRotatingKVCache::from_columns(max_size_, keep_, quantization, std::move(columns), offset_, idx_);
+}
 
 std::unique_ptr<LayerCache> RotatingKVCache::merge(const std::vector<const LayerCache*>& caches) const {
   return BatchRotatingKVCache::merge_rows(caches);

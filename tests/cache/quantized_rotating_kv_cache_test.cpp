@@ -311,6 +311,35 @@ TEST(QuantizedRotatingKVCache, R6DequantisedItIsARotatingKVCacheInTheSameState) 
   }
 }
 
+TEST(QuantizedRotatingKVCache, R6X6ARingQuantisedInAnyFillStateGoesOnAsOverDequantisedRows) {
+  for (const auto& fill : kFills) {
+    RotatingKVCache plain(8, 2), reference(8, 2);
+    for (const int length : fill) {
+      const Rows added = random_rows(*plain.position(), *plain.position() + length);
+      plain.update_and_fetch(added.keys, added.values);
+      reference.update_and_fetch(dequantize(triple_of(added.keys)), dequantize(triple_of(added.values)));
+    }
+    const State before = plain.state();
+    const auto quantized = plain.to_quantized(kGroupSize, kBits);
+    EXPECT_TRUE(identical(plain.state(), before));
+    auto& cache = dynamic_cast<QuantizedRotatingKVCache&>(*quantized);
+    EXPECT_EQ(cache.empty(), plain.empty());
+    EXPECT_EQ(cache.keep(), 2);
+    EXPECT_EQ(cache.max_size(), 8);
+    EXPECT_EQ(cache.group_size(), kGroupSize);
+    EXPECT_EQ(cache.bits(), kBits);
+    for (const int length : {1, 1, 4, 1, 1, 1, 1, 1, 1, 1, 1, 12, 1}) {
+      ASSERT_NO_FATAL_FAILURE(expect_same_numbers(cache, reference));
+      ASSERT_NO_FATAL_FAILURE(append_both(cache, reference, length));
+    }
+  }
+  EXPECT_EQ(error_of([] { RotatingKVCache(8).to_quantized(48, 4); }).substr(0, 16), "invalid_argument");
+  EXPECT_EQ(error_of([] { RotatingKVCache(8).to_quantized(32, 7); }).substr(0, 16), "invalid_argument");
+  RotatingKVCache narrow(8);
+  append(narrow, {1}, {.key_size = 48});
+  EXPECT_EQ(error_of([&] { narrow.to_quantized(32, 4); }).substr(0, 16), "invalid_argument");
+}
+
 TEST(QuantizedRotatingKVCache, Z6FiveThousandDecodeStepsKeepAddressesAndMemory) {
   QuantizedRotatingKVCache cache(300, 4, kGroupSize, kBits);
   const Rows one = random_rows(0, 1);
