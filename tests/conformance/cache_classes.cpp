@@ -12,6 +12,7 @@
 #include "reprise/cache/concatenate_kv_cache.h"
 #include "reprise/cache/kv_cache.h"
 #include "reprise/cache/quantized_kv_cache.h"
+#include "reprise/cache/quantized_rotating_kv_cache.h"
 #include "reprise/cache/rotating_kv_cache.h"
 
 namespace reprise::conformance {
@@ -155,6 +156,18 @@ std::vector<CacheClass> make_table() {
                    [](const LayerCache& cache, Json& out) {
                      observe_offset(cache, out);
                      const auto& quantized = dynamic_cast<const QuantizedKVCache&>(cache);
+                     out["group_size"] = quantized.group_size();
+                     out["bits"] = quantized.bits();
+                   }});
+  table.push_back({QuantizedRotatingKVCache::kClassName,
+                   [](const Json& args) -> std::unique_ptr<LayerCache> {
+                     return std::make_unique<QuantizedRotatingKVCache>(
+                         args.at("max_size").get<int>(), args.value("keep", 0), args.value("group_size", 64),
+                         args.value("bits", 8));
+                   },
+                   [](const LayerCache& cache, Json& out) {
+                     observe_ring(cache, out);
+                     const auto& quantized = dynamic_cast<const QuantizedRotatingKVCache&>(cache);
                      out["group_size"] = quantized.group_size();
                      out["bits"] = quantized.bits();
                    }});
