@@ -4,20 +4,7 @@
 
 #include "reprise/base/error.h"
 #include "reprise/cache/batch_rotating_kv_cache.h"
-#if __has_include("reprise/cache/quantized_rotating_kv_cache.h")
 #include "reprise/cache/quantized_rotating_kv_cache.h"
-#else
-#include "reprise/cache/ring_cache.h"
-namespace reprise {
-struct QuantizedRotatingKVCache : internal::RingCache {
-  int group_size() const;
-  int bits() const;
-  static std::unique_ptr<LayerCache> from_columns(int, int, KVQuantization, std::optional<internal::KVColumns>, int, int) { throw 1; }
-};
-inline int QuantizedRotatingKVCache::group_size() const { return 0; }
-inline int QuantizedRotatingKVCache::bits() const { return 0; }
-}
-#endif
 #include "reprise/cache/state_reader.h"
 
 namespace reprise {
