@@ -216,4 +216,11 @@ mx::array Rope::operator()(const mx::array& x, const Offset& offset) const {
   return rotate(mx::concatenate(parts, -1), base_, offset);
 }
 
+float apply_yarn_mscale(float scale, const RopeScaling& scaling) {
+  const float mscale = scaling.mscale_all_dim.value_or(0.0f);
+  if (scaling.type == "default" || mscale == 0.0f || !scaling.factor) return scale;
+  const float magnitude = yarn_magnitude(*scaling.factor, mscale);
+  return scale * magnitude * magnitude;
+}
+
 }  // namespace reprise

@@ -63,4 +63,8 @@ class Rope {
   std::optional<Dynamic> dynamic_;
 };
 
+// The scale of attention's scores under YaRN, where not the rotated features alone carry its magnitude (DeepSeek):
+// `scale` times the magnitude of mscale_all_dim squared. `scale` itself for type "default" or without mscale_all_dim.
+float apply_yarn_mscale(float scale, const RopeScaling& scaling);
+
 }  // namespace reprise

@@ -56,6 +56,60 @@ TEST(Masks, M1PaddingsHideEachRowsOwnColumns) {
   }
 }
 
+TEST(Masks, M4FullHistoryMasksEqualBruteForceInEveryCaseOfTheTable) {
+  for (const int N : {1, 2, 5}) {
+    for (const int stored : {0, 1, 6}) {
+      for (const bool return_array : {false, true}) {
+        for (const std::optional<int> window : {std::optional<int>(), std::optional<int>(1), std::optional<int>(3)}) {
+          SCOPED_TRACE(std::to_string(N) + " " + std::to_string(stored) + " " + std::to_string(window.value_or(0)));
+          const Mask mask = create_attention_mask(N, stored, {return_array, window});
+          const auto* array = std::get_if<mx::array>(&mask);
+          if (!window && N == 1) {
+            EXPECT_TRUE(std::holds_alternative<NoMask>(mask));
+          } else if (!window && !return_array) {
+            EXPECT_TRUE(std::holds_alternative<Causal>(mask));
+          } else {
+            ASSERT_NE(array, nullptr) << "a decode step must not see more than the window";
+            ASSERT_EQ(array->shape(), (mx::Shape{N, stored + N}));
+            const auto got = test::bools(*array);
+            for (int at = 0; at < N * (stored + N); ++at) {
+              EXPECT_EQ(got[static_cast<std::size_t>(at)],
+                        visible(stored + at / (stored + N), at % (stored + N), stored + N, window, 0, 0));
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Masks, M6BatchMasksHideEachRowsPaddingInPrefillAndDecode) {
+  const std::vector<int> left = {0, 2, 9};  // the last row has no real column yet
+  for (const int N : {1, 3}) {
+    for (const int stored : {0, 4}) {
+      for (const std::optional<int> window : {std::optional<int>(), std::optional<int>(2)}) {
+        SCOPED_TRACE(std::to_string(N) + " " + std::to_string(stored) + " " + std::to_string(window.value_or(0)));
+        const auto mask =
+            create_causal_mask(N, stored, {.window = window, .left_padding = mx::array(left.data(), {3}, mx::int32)});
+        ASSERT_EQ(mask.shape(), (mx::Shape{3, 1, N, stored + N}));
+        const auto got = test::bools(mask);
+        const int columns = stored + N;
+        for (int at = 0; at < 3 * N * columns; ++at) {
+          const int b = at / (N * columns);
+          EXPECT_EQ(got[static_cast<std::size_t>(at)], visible(stored + at / columns % N, at % columns, columns, window,
+                                                               left[static_cast<std::size_t>(b)], 0))
+              << at;
+        }
+      }
+    }
+  }
+}
+
+TEST(Masks, M6PaddingsThatAreNoListAreRefused) {
+  EXPECT_THROW(create_causal_mask(2, 0, {.left_padding = mx::zeros({2, 1}, mx::int32)}), Error);
+  EXPECT_THROW(create_causal_mask(2, 0, {.right_padding = mx::zeros({}, mx::int32)}), Error);
+}
+
 TEST(Masks, BadArgumentsAreRefused) {
   EXPECT_THROW(create_causal_mask(0), Error);
   EXPECT_THROW(create_causal_mask(1, -1), Error);

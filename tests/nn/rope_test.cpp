@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
 
 #include "reprise/base/error.h"
@@ -86,6 +88,150 @@ TEST(Rope, E4Llama3KeepsStretchesAndBlendsByWavelength) {
   ASSERT_TRUE(kept > 0 && stretched > 0 && blended > 0) << "all three bands must be used";
   const auto x = test::normal({1, 1, 6, dims}, 3);
   expect_near(rope(x, 40), rotate(test::floats(x), 1, 1, 6, dims, want, false, {40}), 1e-4);
+}
+
+TEST(Rope, E4Llama3DoesNotJumpWhereItsBandsMeet) {
+  const auto wavelength = [](double f) { return 2 * std::numbers::pi * f; };
+  // Pair 1 lies on the upper boundary, pair 2 on the lower one.
+  const RopeScaling scaling{.type = "llama3",
+                            .factor = 8.0f,
+                            .low_freq_factor = static_cast<float>(1024 / wavelength(100)),
+                            .high_freq_factor = static_cast<float>(1024 / wavelength(10)),
+                            .original_max_position_embeddings = 1024};
+  const auto x = test::normal({1, 1, 3, 8}, 6);
+  expect_near(Rope({.dims = 8, .scaling = scaling})(x, 30),
+              rotate(test::floats(x), 1, 1, 3, 8, {1, 10, 800, 8000}, false, {30}), 2e-5);
+}
+
+// x[…, :dims] · factor.
+std::vector<float> scaled(const mx::array& x, int dims, double factor) {
+  auto values = test::floats(x);
+  const auto D = static_cast<std::size_t>(x.shape(-1));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (i % D < static_cast<std::size_t>(dims)) values[i] = static_cast<float>(values[i] * factor);
+  }
+  return values;
+}
+
+TEST(Rope, E5LongropeAlwaysTakesTheLongFactorsAndScalesWhatItRotates) {
+  const auto x = test::normal({1, 2, 3, 10}, 7);
+  auto want = plain(10000, 8);
+  const std::vector<float> factors = {1, 1.5, 2, 4};
+  for (std::size_t i = 0; i < 4; ++i) want[i] *= factors[i];
+  const double magnitude = std::sqrt(1 + std::log(4.0) / std::log(1024.0));
+  for (const char* type : {"longrope", "su"}) {
+    RopeOptions options{.dims = 8, .max_position_embeddings = 4096};
+    options.scaling = RopeScaling{.type = type, .original_max_position_embeddings = 1024, .long_factor = factors};
+    for (const int offset : {0, 2000}) {  // before and after the length that it was trained with
+      expect_near(Rope(options)(x, offset), rotate(scaled(x, 8, magnitude), 1, 2, 3, 10, want, false, {offset}),
+                  offset ? 1e-3 : 2e-5);
+    }
+    options.max_position_embeddings = 1024;
+    expect_near(Rope(options)(x, 5), rotate(test::floats(x), 1, 2, 3, 10, want, false, {5}), 2e-5);
+    options.scaling->long_mscale = 2.0f;
+    expect_near(Rope(options)(x, 5), rotate(scaled(x, 8, 2.0), 1, 2, 3, 10, want, false, {5}), 4e-5);
+    options.scaling->long_factor = {3};
+    auto even = plain(10000, 8);
+    for (double& f : even) f *= 3;
+    expect_near(Rope(options)(x, 5), rotate(scaled(x, 8, 2.0), 1, 2, 3, 10, even, false, {5}), 4e-5);
+    options.scaling->long_factor = {1, 2};
+    EXPECT_THROW((Rope(options)), Error);
+  }
+}
+
+TEST(Rope, E6YarnBlendsPairsByTheirNumberOfRotations) {
+  const int dims = 32;
+  const double factor = 8, original = 2048, pi = std::numbers::pi;
+  auto want = plain(10000, dims);
+  const auto dim_of = [&](double rotations) {
+    return dims * std::log(original / (2 * pi * rotations)) / (2 * std::log(10000.0));
+  };
+  const double low = std::max(std::floor(dim_of(32)), 0.0), high = std::min(std::ceil(dim_of(1)), dims - 1.0);
+  int fast = 0, slow = 0;
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    const double ramp = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
+    fast += ramp == 0, slow += ramp == 1;
+    const double f = want[i], mix = 1 - ramp;
+    want[i] = factor * f * f / (factor * f * mix + f * (1 - mix));
+  }
+  ASSERT_TRUE(fast > 0 && slow > 0 && fast + slow < dims / 2) << "all three bands must be used";
+  const auto magnitude = [&](double mscale) { return 0.1 * mscale * std::log(factor) + 1; };
+  const auto x = test::normal({1, 2, 3, dims}, 8);
+  for (const char* type : {"yarn", "deepseek_yarn", "telechat3-yarn"}) {
+    RopeScaling scaling{.type = type, .factor = 8.0f, .original_max_position_embeddings = 2048};
+    expect_near(Rope({.dims = dims, .scaling = scaling})(x, 40),
+                rotate(scaled(x, dims, magnitude(1)), 1, 2, 3, dims, want, false, {40}), 1e-4);
+    scaling.mscale = 0.5f;
+    scaling.mscale_all_dim = 2.0f;
+    expect_near(Rope({.dims = dims, .scaling = scaling})(x, 40),
+                rotate(scaled(x, dims, magnitude(0.5) / magnitude(2)), 1, 2, 3, dims, want, false, {40}), 1e-4);
+  }
+  EXPECT_THROW(Rope({.dims = dims, .scaling = RopeScaling{.type = "yarn"}}), Error);
+}
+
+TEST(Rope, E6YarnsMagnitudeSquaredScalesTheScores) {
+  RopeScaling scaling{.type = "yarn", .factor = 40.0f, .mscale_all_dim = 0.707f};
+  const double magnitude = 0.1 * 0.707 * std::log(40.0) + 1;
+  EXPECT_NEAR(apply_yarn_mscale(0.125f, scaling), 0.125 * magnitude * magnitude, 1e-6);
+  scaling.factor = 1.0f;
+  EXPECT_EQ(apply_yarn_mscale(0.125f, scaling), 0.125f);
+  scaling.factor = 40.0f;
+  scaling.mscale_all_dim = 0.0f;
+  EXPECT_EQ(apply_yarn_mscale(0.125f, scaling), 0.125f);
+  scaling.mscale_all_dim = 0.707f;
+  scaling.type = "default";
+  EXPECT_EQ(apply_yarn_mscale(0.125f, scaling), 0.125f);
+}
+
+TEST(Rope, E7ProportionalLeavesTheLastPairsAsTheyAre) {
+  const auto x = test::normal({1, 2, 3, 16}, 9);
+  auto want = plain(10000, 16);
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    want[i] = i < 4 ? 2 * want[i] : std::numeric_limits<double>::infinity();
+  }
+  const RopeScaling scaling{.type = "proportional", .factor = 2.0f, .partial_rotary_factor = 0.5f};
+  expect_near(Rope({.dims = 16, .scaling = scaling})(x, 21), rotate(test::floats(x), 1, 2, 3, 16, want, false, {21}),
+              2e-5);
+  EXPECT_THROW(Rope({.dims = 16, .scaling = RopeScaling{.type = "proportional", .partial_rotary_factor = 1.5f}}),
+               Error);
+}
+
+TEST(Rope, E8DynamicGrowsTheBaseWithTheLengthOfEachRow) {
+  const auto x = test::normal({1, 2, 3, 8}, 10);
+  const RopeOptions options{
+      .dims = 8, .scaling = RopeScaling{.type = "dynamic", .factor = 2.0f}, .max_position_embeddings = 16};
+  for (const int offset : {0, 13, 14, 40}) {
+    const double n = std::max(3 + offset, 16);
+    const double base = 10000 * std::pow(2 * n / 16 - 1, 8.0 / 6);
+    expect_near(Rope(options)(x, offset), rotate(test::floats(x), 1, 2, 3, 8, plain(base, 8), false, {offset}), 2e-5);
+  }
+  EXPECT_THROW(Rope({.dims = 8, .scaling = RopeScaling{.type = "dynamic", .factor = 2.0f}}), Error);
+}
+
+TEST(Rope, E2ARowOfABatchIsRotatedAsItWouldBeAlone) {
+  const std::vector<RopeScaling> variants = {
+      {},
+      {.type = "linear", .factor = 4.0f},
+      {.type = "llama3", .factor = 8.0f, .original_max_position_embeddings = 64},
+      {.type = "yarn", .factor = 4.0f},
+      {.type = "longrope", .original_max_position_embeddings = 8, .long_factor = {1, 2, 3, 4}},
+      {.type = "proportional", .partial_rotary_factor = 0.5f},
+      {.type = "mrope", .mrope_section = {1, 1, 2}},
+      {.type = "dynamic", .factor = 2.0f},
+      {.type = "freq_factors", .freq_factors = {1, 2, 4, 8}}};
+  const auto x = test::normal({3, 2, 4, 10}, 11);
+  const std::vector<int> offsets = {0, 29, 7};  // one row is past max_position_embeddings
+  for (const RopeScaling& scaling : variants) {
+    SCOPED_TRACE(scaling.type);
+    const Rope rope({.dims = 8, .scaling = scaling, .max_position_embeddings = 16});
+    const auto batch = rope(x, mx::array(offsets.data(), {3}, mx::int32));
+    for (int b = 0; b < 3; ++b) {
+      const auto row = [&](const mx::array& all) { return mx::slice(all, {b, 0, 0, 0}, {b + 1, 2, 4, 10}); };
+      const int offset = offsets[static_cast<std::size_t>(b)];
+      EXPECT_TRUE(mx::allclose(row(batch), rope(row(x), offset), 1e-5, 1e-5).item<bool>()) << b;
+      EXPECT_FALSE(mx::allclose(row(batch), rope(row(x), offset + 1), 1e-2, 1e-2).item<bool>()) << b;
+    }
+  }
 }
 
 TEST(Rope, FreqFactorsMultiplyTheDenominators) {
