@@ -8,6 +8,7 @@
 #include "reprise/cache/rotating_kv_cache.h"
 #include "tests/cache/cache_rows.h"
 #include "tests/cache/ring_model.h"
+#include "tests/cache/ring_samples.h"
 
 namespace reprise {
 namespace {
@@ -23,11 +24,6 @@ struct Remembered {
   KeysValues seen;
   std::vector<int> tokens;  // sorted
 };
-
-std::vector<int> sorted(std::vector<int> tokens) {
-  std::sort(tokens.begin(), tokens.end());
-  return tokens;
-}
 
 class RandomHistory {
  public:

@@ -3,11 +3,11 @@
 #include <gtest/gtest.h>
 
 #include "mlx/ops.h"
+#include "mlx/random.h"
 #include "mlx/transforms.h"
-#include "reprise/cache/prompt_cache_file.h"
-#include "reprise/cache/registry.h"
 #include "tests/cache/cache_rows.h"
 #include "tests/cache/ring_model.h"
+#include "tests/cache/ring_samples.h"
 
 namespace reprise {
 namespace {
@@ -15,68 +15,8 @@ namespace {
 namespace mx = mlx::core;
 using namespace cache_test;
 
-std::vector<int> sorted(std::vector<int> tokens) {
-  std::sort(tokens.begin(), tokens.end());
-  return tokens;
-}
-
 // Capacity, told by the bytes.
 int columns(const RotatingKVCache& cache) { return static_cast<int>(cache.nbytes() / (2 * (4 + 4) * 4)); }
-
-std::unique_ptr<RotatingKVCache> fork_of(const RotatingKVCache& cache) {
-  return std::unique_ptr<RotatingKVCache>(&dynamic_cast<RotatingKVCache&>(*cache.fork().release()));
-}
-
-// Fills by updates of these lengths, numbered from 0.
-RotatingKVCache filled(int max_size, int keep, const std::vector<int>& lengths) {
-  RotatingKVCache cache(max_size, keep);
-  for (const int length : lengths) append(cache, range(*cache.position(), *cache.position() + length));
-  return cache;
-}
-
-// All fill states of a ring of 8: below, at and above max_size, chunks and single tokens, oversize chunks.
-const std::vector<std::vector<int>> kFills = {{},
-                                              {1},
-                                              {3},
-                                              {7},
-                                              {8},
-                                              {1, 1, 1, 1, 1, 1, 1},
-                                              {3, 1, 1, 1, 1, 1},
-                                              {8, 1},
-                                              {8, 1, 1},
-                                              {9},
-                                              {9, 1},
-                                              {20},
-                                              {20, 1},
-                                              {20, 1, 1, 1},
-                                              {20, 5, 1},
-                                              {3, 20, 1},
-                                              {7, 1, 1, 1},
-                                              {7, 1, 1, 2},
-                                              {6, 2, 2, 2},
-                                              {7, 1, 1, 1, 1, 12},
-                                              {26},
-                                              {26, 1},
-                                              {8, 8, 8},
-                                              {1, 2, 3, 1, 4}};
-
-void expect_same_future(RotatingKVCache& got, RotatingKVCache& want) {
-  for (const int length : {1, 1, 3, 1, 9, 1}) {
-    for (const int N : {1, 2, 9}) {
-      const Mask a = got.make_mask(N, {.window = 5}), b = want.make_mask(N, {.window = 5});
-      ASSERT_EQ(a.index(), b.index());
-      if (std::holds_alternative<mx::array>(a)) {
-        ASSERT_TRUE(identical(std::get<mx::array>(a), std::get<mx::array>(b)));
-      }
-    }
-    const std::vector<int> tokens = range(*want.position(), *want.position() + length);
-    ASSERT_EQ(tokens_of(append(got, tokens)), tokens_of(append(want, tokens)));
-    ASSERT_EQ(got.position(), want.position());
-    ASSERT_EQ(got.idx(), want.idx());
-    ASSERT_EQ(got.size(), want.size());
-    ASSERT_EQ(got.max_trim(), want.max_trim());
-  }
-}
 
 TEST(RotatingKVCache, ANewOneIsEmpty) {
   RotatingKVCache cache(8, 4);
@@ -156,9 +96,9 @@ TEST(RotatingKVCache, R3EveryMixOfChunksAndTokensShowsTheKeptAndTheMostRecent) {
 }
 
 TEST(RotatingKVCache, R3AnUpdateOfMoreThanTheWindowEvictsNothingOfItself) {
-  for (const auto& fill : kFills) {
+  for (const auto& fill : kRingFills) {
     for (const int keep : {0, 4}) {
-      RotatingKVCache cache = filled(8, keep, fill);
+      RotatingKVCache cache = filled_ring(8, keep, fill);
       const int offset = *cache.position();
       const std::vector<int> seen = tokens_of(append(cache, range(offset, offset + 11)));
       ASSERT_EQ(std::vector<int>(seen.end() - 11, seen.end()), range(offset, offset + 11));
@@ -170,7 +110,7 @@ TEST(RotatingKVCache, R3AnUpdateOfMoreThanTheWindowEvictsNothingOfItself) {
 TEST(RotatingKVCache, R4Z8TrimmingBelowTheWindowForgetsTheLastTokens) {
   for (const auto& fill : {std::vector<int>{5}, {1, 1, 1, 1, 1}, {2, 1, 2}}) {
     for (const int n : {0, 1, 4, 5, 14}) {
-      RotatingKVCache cache = filled(8, 2, fill);
+      RotatingKVCache cache = filled_ring(8, 2, fill);
       EXPECT_EQ(cache.max_trim(), 5);
       const int left = 5 - std::min(n, 5);
       EXPECT_EQ(cache.trim(n), 5 - left);
@@ -180,7 +120,7 @@ TEST(RotatingKVCache, R4Z8TrimmingBelowTheWindowForgetsTheLastTokens) {
       EXPECT_EQ(cache.max_trim(), left);
       EXPECT_EQ(tokens_of(cache.keys_and_values()), range(0, left));
       EXPECT_EQ((*cache.saved_state().as_list())[0].as_array()->shape(2), left);
-      RotatingKVCache fresh = filled(8, 2, left > 0 ? std::vector<int>{left} : std::vector<int>{});
+      RotatingKVCache fresh = filled_ring(8, 2, left > 0 ? std::vector<int>{left} : std::vector<int>{});
       EXPECT_EQ(std::get<mx::array>(cache.make_mask(3, {.return_array = true})).shape(), (mx::Shape{3, left + 3}));
       for (const int length : {1, 3, 1, 9, 1}) {
         const std::vector<int> tokens = range(*cache.position(), *cache.position() + length);
@@ -191,8 +131,8 @@ TEST(RotatingKVCache, R4Z8TrimmingBelowTheWindowForgetsTheLastTokens) {
 }
 
 TEST(RotatingKVCache, R4Z8AtAndPastTheWindowNothingIsTrimmed) {
-  for (const auto& fill : kFills) {
-    RotatingKVCache cache = filled(8, 2, fill);
+  for (const auto& fill : kRingFills) {
+    RotatingKVCache cache = filled_ring(8, 2, fill);
     if (*cache.position() < 8) continue;
     const State before = cache.state();
     EXPECT_FALSE(cache.is_trimmable());
@@ -204,114 +144,11 @@ TEST(RotatingKVCache, R4Z8AtAndPastTheWindowNothingIsTrimmed) {
   }
 }
 
-TEST(RotatingKVCache, R8SavedAtAnyFillItGoesOnExactly) {
-  for (const auto& fill : kFills) {
-    for (const int trimmed : {0, 2}) {
-      RotatingKVCache cache = filled(8, 2, fill);
-      cache.trim(trimmed);
-      const std::vector<std::unique_ptr<LayerCache>> restored = [&] {
-        std::vector<std::unique_ptr<LayerCache>> all;
-        all.push_back(cache_from_state("RotatingKVCache", cache.state()));
-        all.push_back(cache_from_state("RotatingKVCache", cache.saved_state()));
-        all.push_back(cache_from_legacy("RotatingKVCache", cache.legacy_state(), cache.legacy_meta()));
-        return all;
-      }();
-      for (const auto& each : restored) {
-        auto& got = dynamic_cast<RotatingKVCache&>(*each);
-        EXPECT_EQ(got.keep(), 2);
-        EXPECT_EQ(got.max_size(), 8);
-        EXPECT_EQ(got.empty(), cache.empty());
-        const auto want = fork_of(cache);
-        ASSERT_NO_FATAL_FAILURE(expect_same_future(got, *want));
-      }
-    }
-  }
-}
-
-TEST(RotatingKVCache, R8FilesHoldEveryFillState) {
-  const TemporaryFolder folder;
-  for (const auto& fill : kFills) {
-    PromptCache cache;
-    cache.push_back(std::make_unique<RotatingKVCache>(filled(8, 2, fill)));
-    const std::string file = save_prompt_cache(folder.file("ring"), cache);
-    PromptCache loaded = load_prompt_cache(file);
-    std::filesystem::remove(file);
-    ASSERT_EQ(loaded.size(), 1u);
-    EXPECT_TRUE(identical(loaded[0].saved_state(), cache[0].saved_state()));
-    ASSERT_NO_FATAL_FAILURE(expect_same_future(loaded.at<RotatingKVCache>(0), cache.at<RotatingKVCache>(0)));
-  }
-}
-
-TEST(RotatingKVCache, P2SavedStateHoldsAllColumnsOfAFullRingAndNoUnusedOnes) {
-  const auto saved_columns = [](const RotatingKVCache& cache) {
-    return (*cache.saved_state().as_list())[0].as_array()->shape(2);
-  };
-  EXPECT_EQ(saved_columns(filled(8, 2, {1, 1, 1})), 3);
-  EXPECT_EQ(saved_columns(filled(8, 2, {8, 1})), 8);
-  EXPECT_EQ(saved_columns(filled(8, 2, {20})), 20);
-  EXPECT_EQ(saved_columns(filled(600, 2, {1, 1, 1})), 3);
-}
-
-TEST(RotatingKVCache, P4BothGenerationsOfTheOlderLayoutAreRead) {
-  RotatingKVCache cache = filled(8, 2, {7, 1, 1, 1});
-  const State state = cache.legacy_state();
-  for (const Meta::List& meta : {Meta::List{"2", "8", "10", "4"}, Meta::List{"2", "8", "256", "10", "4"}}) {
-    const auto restored = RotatingKVCache::from_legacy(state, Meta(meta));
-    const auto want = fork_of(cache);
-    ASSERT_NO_FATAL_FAILURE(expect_same_future(*restored, *want));
-  }
-  for (const Meta::List& meta :
-       {Meta::List{}, Meta::List{"2", "8", "10"}, Meta::List{"2", "None", "10", "4"}, Meta::List{"2", "8", "10", "9"},
-        Meta::List{"2", "8", "10", "1"}, Meta::List{"8", "8", "10", "4"}, Meta::List{"2", "20", "10", "8"},
-        Meta::List{"2", "8", "-1", "4"}, Meta::List{"2", "8", "256", "10", "4", "0"}}) {
-    EXPECT_EQ(error_of([&] { RotatingKVCache::from_legacy(state, Meta(meta)); }).substr(0, 12), "corrupt_data");
-  }
-}
-
-TEST(RotatingKVCache, StatesThatCannotBeAreRefused) {
-  const Rows five = rows(range(0, 5)), twelve = rows(range(0, 12));
-  const State keys(five.keys), values(five.values), wide_keys(twelve.keys), wide_values(twelve.values);
-  const auto state = [&](int offset, int keep, int max_size, int idx) {
-    return State(State::List{keys, values, State(offset), State(keep), State(max_size), State(idx)});
-  };
-  const auto wide = [&](int offset, int idx) {
-    return State(State::List{wide_keys, wide_values, State(offset), State(2), State(8), State(idx)});
-  };
-  for (const State& good : {state(5, 0, 8, 5), state(3, 4, 8, 3), state(9, 2, 5, 2), state(9, 2, 5, 5), wide(12, 12),
-                            wide(15, 12), state(5, 0, 5, 5)}) {
-    EXPECT_EQ(error_of([&] { RotatingKVCache::from_state(good); }), "nothing");
-  }
-  for (const State& bad : {state(6, 0, 8, 6), state(5, 0, 8, 4), state(3, 0, 8, 5), state(5, 8, 8, 5),
-                           state(5, 0, 0, 5), state(-1, 0, 8, -1), state(9, 2, 5, 1), state(9, 2, 5, 6), wide(12, 8),
-                           wide(7, 7), wide(15, 3), State(State::List{keys, values, State(5)}), State(State::List{}),
-                           State(5), State(State::List{State(), State(), State(5), State(0), State(8), State(5)}),
-                           State(State::List{State(), State(), State(9), State(0), State(8), State(0)}),
-                           State(State::List{State(), State(), State(0), State(0), State(8), State(3)}),
-                           State(State::List{keys, State(), State(5), State(0), State(8), State(5)}),
-                           State(State::List{keys, values, State(5), State(0), State(8.0), State(5)})}) {
-    EXPECT_EQ(error_of([&] { RotatingKVCache::from_state(bad); }).substr(0, 12), "corrupt_data");
-  }
-  EXPECT_EQ(error_of([&] { RotatingKVCache::from_state(state(9, 2, 5, 1)); }),
-            "corrupt_data: [RotatingKVCache::from_state] idx must lie in [2, 5], but got 1");
-}
-
-TEST(RotatingKVCache, RowsThatWereLostElsewhereAreNotMadeUp) {
-  // A buffer of fewer columns than were given, as a batch that lost some may leave it.
-  const Rows three = rows(range(7, 10));
-  const auto cache = RotatingKVCache::from_state(
-      State(State::List{State(three.keys), State(three.values), State(10), State(0), State(8), State(3)}));
-  EXPECT_EQ(tokens_of(append(*cache, {10})), range(7, 11));
-  EXPECT_EQ(std::get<mx::array>(cache->make_mask(2, {.return_array = true})).shape(), (mx::Shape{2, 6}));
-  EXPECT_EQ(tokens_of(append(*cache, {11, 12})), range(7, 13));
-  for (int i = 13; i < 20; ++i) append(*cache, {i});
-  EXPECT_EQ(sorted(tokens_of(cache->keys_and_values())), range(12, 20));
-}
-
 // Positions are the tokens' numbers, so what a mask shows can be compared with the window's definition.
 TEST(RotatingKVCache, R5M5MasksShowTheWindowByPosition) {
   for (const int keep : {0, 4}) {
-    for (const auto& fill : kFills) {
-      const RotatingKVCache cache = filled(8, keep, fill);
+    for (const auto& fill : kRingFills) {
+      const RotatingKVCache cache = filled_ring(8, keep, fill);
       const int offset = *cache.position();
       for (const int N : {1, 2, 3, 7, 12}) {
         const std::vector<int> seen = tokens_of(append(*fork_of(cache), range(offset, offset + N)));
@@ -360,21 +197,49 @@ TEST(RotatingKVCache, M5OneTokenHasNoMaskUnlessItsWindowIsShorterThanTheRingAndF
   const auto is_array = [](const RotatingKVCache& cache, std::optional<int> window) {
     return std::holds_alternative<mx::array>(cache.make_mask(1, {.window = window, .return_array = true}));
   };
-  EXPECT_FALSE(is_array(filled(8, 0, {20, 1}), std::nullopt));
-  EXPECT_FALSE(is_array(filled(8, 0, {20, 1}), 8));
-  EXPECT_FALSE(is_array(filled(8, 0, {4}), 5));
-  EXPECT_TRUE(is_array(filled(8, 0, {5}), 5));
-  EXPECT_TRUE(is_array(filled(8, 0, {20, 1}), 7));
+  EXPECT_FALSE(is_array(filled_ring(8, 0, {20, 1}), std::nullopt));
+  EXPECT_FALSE(is_array(filled_ring(8, 0, {20, 1}), 8));
+  EXPECT_FALSE(is_array(filled_ring(8, 0, {4}), 5));
+  EXPECT_TRUE(is_array(filled_ring(8, 0, {5}), 5));
+  EXPECT_TRUE(is_array(filled_ring(8, 0, {20, 1}), 7));
   EXPECT_EQ(error_of([] { RotatingKVCache(8).make_mask(0); }).substr(0, 16), "invalid_argument");
   EXPECT_EQ(error_of([] { RotatingKVCache(8).make_mask(1, {.window = 0}); }).substr(0, 16), "invalid_argument");
   EXPECT_EQ(error_of([] { RotatingKVCache(8).make_mask(4, {.window = -1}); }).substr(0, 16), "invalid_argument");
 }
 
+TEST(RotatingKVCache, M8AnyChunkingGivesTheSameAttention) {
+  const auto draw = [](std::uint64_t seed) {
+    return mx::random::normal({1, 2, 30, 8}, mx::float32, 0.0f, 1.0f, mx::random::key(seed));
+  };
+  const mx::array queries = draw(1), keys = draw(2), values = draw(3);
+  for (const std::optional<int> window : {std::optional<int>(), {5}}) {
+    const auto attention = [&](const std::vector<int>& lengths) {
+      RotatingKVCache cache(8);
+      std::vector<mx::array> parts;
+      int at = 0;
+      for (const int length : lengths) {
+        const auto columns = [&](const mx::array& x) { return mx::slice(x, {0, 0, at, 0}, {1, 2, at + length, 8}); };
+        AttentionOptions options;
+        options.scale = 0.3f;
+        options.mask = cache.make_mask(length, {.window = window});
+        parts.push_back(cache.attend(columns(queries), columns(keys), columns(values), options));
+        at += length;
+      }
+      EXPECT_EQ(at, 30);
+      return mx::concatenate(parts, 2);
+    };
+    const mx::array whole = attention({30});
+    for (const auto& lengths : {std::vector<int>(30, 1), {7, 1, 1, 9, 1, 11}, {1, 1, 2, 1, 1, 3, 1, 20}}) {
+      EXPECT_TRUE(mx::allclose(attention(lengths), whole, 1e-5, 1e-5).item<bool>()) << window.value_or(0);
+    }
+  }
+}
+
 TEST(RotatingKVCache, Z2ArraysHandedOutAreValues) {
-  for (const auto& fill : kFills) {
+  for (const auto& fill : kRingFills) {
     if (fill.empty()) continue;
     for (const bool evaluated : {false, true}) {
-      RotatingKVCache cache = filled(8, 2, fill);
+      RotatingKVCache cache = filled_ring(8, 2, fill);
       const int at = *cache.position();
       const Rows given = rows({at});
       const KeysValues one = cache.update_and_fetch(given.keys, given.values);
@@ -411,7 +276,7 @@ TEST(RotatingKVCache, Z2TheFirstChunkStaysTheCallersToo) {
 
 TEST(RotatingKVCache, Z3Z5MismatchesThrowAndChangeNothing) {
   for (const auto& fill : {std::vector<int>{5}, {20, 1, 1}}) {
-    RotatingKVCache cache = filled(8, 2, fill);
+    RotatingKVCache cache = filled_ring(8, 2, fill);
     const State before = cache.state();
     const std::vector<RowShape> wrong = {
         {.batch = 2}, {.heads = 1}, {.key_size = 3}, {.value_size = 5}, {.dtype = mx::float16}};
@@ -433,10 +298,10 @@ TEST(RotatingKVCache, Z3Z5MismatchesThrowAndChangeNothing) {
 }
 
 TEST(RotatingKVCache, X1ForksAreIndependentAlsoWhenBothWrap) {
-  for (const auto& fill : kFills) {
+  for (const auto& fill : kRingFills) {
     if (fill.empty()) continue;
     for (const bool parent_first : {false, true}) {
-      auto parent = std::make_unique<RotatingKVCache>(filled(8, 2, fill));
+      auto parent = std::make_unique<RotatingKVCache>(filled_ring(8, 2, fill));
       RingModel parent_model{8, 2, range(0, *parent->position())};
       RingModel child_model = parent_model;
       const auto child = fork_of(*parent);
