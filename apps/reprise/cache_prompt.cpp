@@ -22,6 +22,7 @@ namespace {
 struct Flags {
   ModelFlags model;
   TemplateFlags chat_template;
+  KVCacheFlags kv_cache;
   GenerateOptions generate;
   std::string prompt;
   std::string prompt_cache_file;
@@ -86,9 +87,12 @@ int run(const Flags& flags) {
   Progress progress("prefill");
   auto options = flags.generate;
   options.max_tokens = 0;
+  options.kv_cache = flags.kv_cache.options;
   options.cancel = interrupts.begin_work();
   options.on_progress = [&](int done, int total) { progress.update(done, total); };
-  RecordedCache cache{model.model->make_cache(), {}};
+  RecordedCache cache{make_prompt_cache(*model.model, options.kv_cache.max_kv_size), {}};
+  const auto layers = plan_kv_cache(*model.model, cache.cache, options.kv_cache);
+  if (options.kv_cache != KVCacheOptions()) print_note(summarize_layers(layers));
   const auto result = generate(model, ids, cache, options);
   interrupts.end_work();
   progress.finish();
@@ -134,9 +138,9 @@ void add_cache_prompt(CLI::App& app, Action& chosen) {
                       });
   add_template_flags(*command, flags->chat_template);
   add_prefill_flag(*command, flags->generate);
+  add_kv_cache_flags(*command, flags->kv_cache);
   add_compatibility_flags(*command);
-  add_later_flags(*command,
-                  {"--adapter-path", "--max-kv-size", "--kv-bits", "--kv-group-size", "--quantized-kv-start"});
+  add_later_flags(*command, {"--adapter-path"});
   command->callback([flags, &chosen] { chosen = [flags] { return run(*flags); }; });
 }
 

@@ -24,6 +24,7 @@ struct Flags {
   ModelFlags model;
   GenerationFlags generation;
   TemplateFlags chat_template;
+  KVCacheFlags kv_cache;
 };
 
 // A leading ~/ as shells read it.
@@ -32,10 +33,17 @@ std::string expand_home(const std::string& file) {
   return file.starts_with("~/") && home != nullptr ? home + file.substr(1) : file;
 }
 
+// What was asked for, layer by layer.
+void report_kv_cache(const LoadedModel& model, const ChatSession& session) {
+  const auto& options = session.options().generate.kv_cache;
+  if (options == KVCacheOptions()) return;
+  print_note(summarize_layers(plan_kv_cache(*model.model, session.cache().cache, options)));
+}
+
 class Chat {
  public:
-  Chat(ChatSession& session, Interrupts& interrupts, LineReader& reader, bool prints_stats)
-      : session_(session), interrupts_(interrupts), reader_(reader), prints_stats_(prints_stats) {}
+  Chat(const LoadedModel& model, ChatSession& session, Interrupts& interrupts, LineReader& reader, bool prints_stats)
+      : model_(model), session_(session), interrupts_(interrupts), reader_(reader), prints_stats_(prints_stats) {}
 
   int run() {
     for (;;) {
@@ -141,6 +149,7 @@ class Chat {
         session_.load(cache_file_name("/load", expand_home(input.text)));
         last_.reset();
         print_note("loaded " + describe());
+        report_kv_cache(model_, session_);
         break;
       case ChatCommand::stats:
         print_note(describe());
@@ -187,6 +196,7 @@ class Chat {
     return text;
   }
 
+  const LoadedModel& model_;
   ChatSession& session_;
   Interrupts& interrupts_;
   LineReader& reader_;
@@ -203,13 +213,15 @@ int run(const Flags& flags) {
   const auto name = choose_model(flags.model.model);
   const auto model = load_model(name, flags.model.load);
   options.generate = finish_generation_flags(flags.generation, model);
+  options.generate.kv_cache = flags.kv_cache.options;
   ChatSession session(model, options);
+  report_kv_cache(model, session);
 
   Interrupts interrupts;
   auto reader = make_terminal_line_reader(interrupts);
   if (reader == nullptr) reader = make_pipe_line_reader(interrupts);
   if (reader->is_interactive()) print_note(name + " (/help lists the commands, /quit leaves)");
-  return Chat(session, interrupts, *reader, flags.generation.stats).run();
+  return Chat(model, session, interrupts, *reader, flags.generation.stats).run();
 }
 
 }  // namespace
@@ -221,9 +233,10 @@ void add_chat(CLI::App& app, Action& chosen) {
   add_model_flags(*command, flags->model);
   add_template_flags(*command, flags->chat_template);
   add_generation_flags(*command, flags->generation);
+  add_kv_cache_flags(*command, flags->kv_cache);
+  add_verify_flag(*command, flags->generation.options);
   add_compatibility_flags(*command);
-  add_later_flags(*command, {"--adapter-path", "--max-kv-size", "--kv-bits", "--kv-group-size", "--quantized-kv-start",
-                             "--draft-model", "--num-draft-tokens", "--pipeline"});
+  add_later_flags(*command, {"--adapter-path", "--draft-model", "--num-draft-tokens", "--pipeline"});
   command->footer("\nCommands in the chat:\n" + chat_help());
   command->callback([flags, &chosen] { chosen = [flags] { return run(*flags); }; });
 }

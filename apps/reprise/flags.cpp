@@ -117,6 +117,39 @@ LoadedModel load_model(const std::string& name, const LoadOptions& options) {
   return load(std::filesystem::absolute(resolve_model(name)).lexically_normal(), options);
 }
 
+void add_kv_cache_flags(CLI::App& app, KVCacheFlags& flags) {
+  KVCacheOptions& options = flags.options;
+  add_flag_with_value(
+      app, {"--max-kv-size", "Tokens kept per layer: the first 4 and the most recent others, 5 or more [all]"},
+      [&options](const std::string& text) { options.max_kv_size = parse_int("--max-kv-size", text, 5); });
+  add_flag_with_value(app, {"--kv-bits", "Quantises keys and values to 2, 3, 4, 5, 6 or 8 bits [not at all]"},
+                      [&options](const std::string& text) {
+                        options.kv_bits = parse_choice("--kv-bits", text, {2, 3, 4, 5, 6, 8});
+                      });
+  add_flag_with_value(app, {"--kv-group-size", "Numbers that are quantised together: 32, 64 or 128 [64]"},
+                      [&flags](const std::string& text) {
+                        flags.options.kv_group_size = parse_choice("--kv-group-size", text, {32, 64, 128});
+                        flags.group_size_given = true;
+                      });
+  add_int_flag(app, {"--quantized-kv-start", "With --kv-bits: quantises once so many tokens are cached"},
+               options.quantized_kv_start, 0);
+}
+
+void add_verify_flag(CLI::App& app, GenerateOptions& options) {
+  app.add_option_function<std::vector<std::string>>(
+         "--verify-reuse",
+         [&options](const std::vector<std::string>& values) {
+           const bool has_rate = !values.empty() && !values.back().empty();
+           options.verify_reuse =
+               has_rate ? static_cast<double>(parse_float("--verify-reuse", values.back(), 0, 1)) : 1.0;
+         },
+         "Computes again from nothing what was reused, in this part of the answers, and compares [0; 1 without a "
+         "value]")
+      ->expected(0, 1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
+      ->type_name("");
+}
+
 void add_prefill_flag(CLI::App& app, GenerateOptions& options) {
   add_flag_with_value(
       app, {"--prefill-step-size", "Tokens of the prompt processed at a time [2048; 256 on a CPU]"},

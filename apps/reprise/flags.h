@@ -46,6 +46,16 @@ struct GenerationFlags {
 // Sampling, penalties, --max-tokens, --seed, --stop, --extra-eos-token, --prefill-step-size, --stats.
 void add_generation_flags(CLI::App& app, GenerationFlags& flags);
 
+struct KVCacheFlags {
+  KVCacheOptions options = {};
+  bool group_size_given = false;
+};
+// --max-kv-size, --kv-bits, --kv-group-size, --quantized-kv-start.
+void add_kv_cache_flags(CLI::App& app, KVCacheFlags& flags);
+
+// --verify-reuse[=RATE].
+void add_verify_flag(CLI::App& app, GenerateOptions& options);
+
 // --prefill-step-size alone.
 void add_prefill_flag(CLI::App& app, GenerateOptions& options);
 

@@ -23,6 +23,7 @@ struct Flags {
   ModelFlags model;
   GenerationFlags generation;
   TemplateFlags chat_template;
+  KVCacheFlags kv_cache;
   std::string prompt = "hello";
   std::optional<std::string> prefill_response;
   std::optional<std::string> prompt_cache_file;
@@ -71,14 +72,20 @@ int run(const Flags& flags) {
   const auto model = load_model(name, flags.model.load);
   auto options = finish_generation_flags(flags.generation, model);
 
-  ContinuedPrompt prepared{{model.model->make_cache(), {}}, {}};
+  options.kv_cache = stored ? kv_cache_of(*stored, model, flags.kv_cache) : flags.kv_cache.options;
+  ContinuedPrompt prepared{{make_prompt_cache(*model.model, options.kv_cache.max_kv_size), {}}, {}};
   if (stored) {
     check_model_of_cache(*stored, model);
     warn_of_other_dtype(*stored, model);
     take_tokenizer_settings(*stored, model, options);
-    prepared = continue_prompt(std::move(*stored), model, request);
+    prepared = continue_prompt(std::move(*stored), model, request, options.kv_cache);
   } else {
     prepared.ids = encode_prompt(model, request);
+  }
+
+  const auto layers = plan_kv_cache(*model.model, prepared.cache.cache, options.kv_cache);
+  if (options.kv_cache != KVCacheOptions() && (flags.verbose || flags.generation.stats)) {
+    print_note(summarize_layers(layers));
   }
 
   Interrupts interrupts;
@@ -125,9 +132,11 @@ void add_generate(CLI::App& app, Action& chosen) {
                       [flags](const std::string& text) { flags->verbose = str2bool(text); });
   add_template_flags(*command, flags->chat_template);
   add_generation_flags(*command, flags->generation);
+  add_kv_cache_flags(*command, flags->kv_cache);
+  add_verify_flag(*command, flags->generation.options);
   add_compatibility_flags(*command);
-  add_later_flags(*command, {"--adapter-path", "--max-kv-size", "--kv-bits", "--kv-group-size", "--quantized-kv-start",
-                             "--draft-model", "--num-draft-tokens", "-q,--quantize-activations", "--image"});
+  add_later_flags(*command,
+                  {"--adapter-path", "--draft-model", "--num-draft-tokens", "-q,--quantize-activations", "--image"});
   command->callback([flags, &chosen] { chosen = [flags] { return run(*flags); }; });
 }
 

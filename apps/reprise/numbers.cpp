@@ -49,6 +49,16 @@ int parse_int(const std::string& flag, std::string_view text, int least) {
   return number;
 }
 
+int parse_choice(const std::string& flag, std::string_view text, const std::vector<int>& choices) {
+  int number = 0;
+  if (read_number(text, number) && std::find(choices.begin(), choices.end(), number) != choices.end()) return number;
+  std::string list;
+  for (const int choice : choices) {
+    list += (list.empty() ? "" : choice == choices.back() ? " or " : ", ") + std::to_string(choice);
+  }
+  fail(flag, list, text);
+}
+
 std::uint64_t parse_seed(const std::string& flag, std::string_view text) {
   std::uint64_t number = 0;
   if (!read_number(text, number)) fail(flag, "a whole number from 0 to 2^64 - 1", text);

@@ -7,6 +7,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "reprise/base/tokens.h"
 
@@ -15,6 +16,7 @@ namespace reprise::app {
 // All throw UsageError: `FLAG must be …, but got "TEXT"`. Nothing but the number may stand in `text`; NaN and what does
 // not fit are refused.
 int parse_int(const std::string& flag, std::string_view text, int least);
+int parse_choice(const std::string& flag, std::string_view text, const std::vector<int>& choices);
 std::uint64_t parse_seed(const std::string& flag, std::string_view text);
 float parse_float(const std::string& flag, std::string_view text, float least = -std::numeric_limits<float>::infinity(),
                   float most = std::numeric_limits<float>::infinity());

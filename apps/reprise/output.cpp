@@ -75,7 +75,13 @@ std::string stats_line(const GenerateStats& stats) {
                 "\"prefill_tps\":%.2f,\"decode_tps\":%.2f}",
                 stats.prompt_tokens, stats.cached_tokens, stats.completion_tokens,
                 stats.time_to_first_token.count() * 1000, stats.prefill_tps(), stats.decode_tps());
-  return line;
+  if (stats.reuse_checks == 0) return line;
+  char checks[128];
+  std::snprintf(checks, sizeof checks, ",\"reuse_checks\":%d,\"reuse_mismatches\":%d,\"reuse_error\":%.3g}",
+                stats.reuse_checks, stats.reuse_mismatches, stats.reuse_error);
+  std::string text = line;
+  text.pop_back();
+  return text + checks;
 }
 
 void show_log() {

@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 
 #include "apps/reprise/model_path.h"
 #include "mlx/ops.h"
 #include "reprise/base/error.h"
 #include "reprise/base/log.h"
+#include "reprise/cache/cache_list.h"
+#include "reprise/cache/rotating_kv_cache.h"
 
 namespace reprise::app {
 namespace {
@@ -79,9 +82,41 @@ std::optional<mlx::core::Dtype> keys_dtype(const PromptCache& cache) {
   return arrays[0].dtype();
 }
 
+// Tokens that went in, which a bounded layer need not hold any more.
+int position_of(const PromptCache& cache) {
+  int position = cache_length(cache);
+  for (std::size_t i = 0; i < cache.size(); ++i) position = std::max(position, cache[i].position().value_or(0));
+  return position;
+}
+
+// Calls `visit` with every cache and its layer, children of lists in place of the lists.
+void visit_caches(const LayerCache& cache, std::size_t layer,
+                  const std::function<void(const LayerCache&, std::size_t)>& visit) {
+  if (const auto* list = dynamic_cast<const CacheList*>(&cache)) {
+    for (std::size_t i = 0; i < list->num_children(); ++i) visit_caches(list->child(i), layer, visit);
+  } else {
+    visit(cache, layer);
+  }
+}
+
+[[noreturn]] void refuse_layer(std::size_t layer, const LayerCache& cache, const std::string& flag) {
+  throw Error(ErrorCode::failed_precondition, "the prompt cache holds a " + describe_cache(cache) + " in layer " +
+                                                  std::to_string(layer) + ", but " + flag +
+                                                  " is given: leave it out, or make the file anew");
+}
+
+std::optional<KVQuantization> quantization_of(const LayerCache& cache) {
+  const auto* layer = dynamic_cast<const AttentionCache*>(&cache);
+  if (layer == nullptr || layer->empty()) return std::nullopt;
+  const auto stored = layer->keys_and_values();
+  const auto* quantized = std::get_if<QuantizedKV>(&stored);
+  return quantized != nullptr ? std::optional(quantized->quantization) : std::nullopt;
+}
+
 // What the cache and the whole prompt share stays; the rest is to be computed.
-ContinuedPrompt continued(RecordedCache cache, const Tokens& whole, const LoadedModel& model) {
-  if (!whole.empty()) keep_common_prefix(*model.model, cache, whole);
+ContinuedPrompt continued(RecordedCache cache, const Tokens& whole, const LoadedModel& model,
+                          const KVCacheOptions& kv_cache) {
+  if (!whole.empty()) keep_common_prefix(*model.model, cache, whole, kv_cache);
   const auto at = whole.begin() + static_cast<std::ptrdiff_t>(std::min(cache.tokens.size(), whole.size()));
   return {std::move(cache), Tokens(at, whole.end())};
 }
@@ -92,7 +127,7 @@ void warn_of_seam(std::size_t again) {
 }
 
 ContinuedPrompt continue_recorded(LoadedPromptCache stored, const PromptRecord& record, const LoadedModel& model,
-                                  const PromptRequest& request) {
+                                  const PromptRequest& request, const KVCacheOptions& kv_cache) {
   PromptRequest joined = request;
   joined.prompt = record.text + request.prompt;
   if (!joined.system_prompt) joined.system_prompt = record.system_prompt;
@@ -110,11 +145,12 @@ ContinuedPrompt continue_recorded(LoadedPromptCache stored, const PromptRecord& 
   } else if (again > 0) {
     warn_of_seam(again);
   }
-  return continued({std::move(stored.cache), cached}, whole, model);
+  return continued({std::move(stored.cache), cached}, whole, model, kv_cache);
 }
 
 // The rendered text behind the cache, as mlx-lm does it.
-ContinuedPrompt continue_unrecorded(LoadedPromptCache stored, const LoadedModel& model, const PromptRequest& request) {
+ContinuedPrompt continue_unrecorded(LoadedPromptCache stored, const LoadedModel& model, const PromptRequest& request,
+                                    const KVCacheOptions& kv_cache) {
   const auto split = split_prompt(model, request);
   if (!request.prompt.empty() && !split.suffix.starts_with(request.prompt.front())) {
     warn("the chat template changes the beginning of the prompt: the answer may differ from the whole prompt's");
@@ -122,7 +158,7 @@ ContinuedPrompt continue_unrecorded(LoadedPromptCache stored, const LoadedModel&
   auto ids = model.tokenizer.encode(split.suffix);
   if (!stored.extension.tokens) {
     warn("the prompt cache has no record of its tokens: whether the prompt continues them cannot be verified");
-    Tokens unknown(static_cast<std::size_t>(cache_length(stored.cache)), 0);
+    Tokens unknown(static_cast<std::size_t>(position_of(stored.cache)), 0);
     return {{std::move(stored.cache), std::move(unknown)}, std::move(ids)};
   }
   const auto& cached = *stored.extension.tokens;
@@ -139,7 +175,7 @@ ContinuedPrompt continue_unrecorded(LoadedPromptCache stored, const LoadedModel&
     return {{std::move(stored.cache), cached}, std::move(ids)};
   }
   if (common < cached.size()) warn_of_seam(cached.size() - common);
-  return continued({std::move(stored.cache), cached}, whole, model);
+  return continued({std::move(stored.cache), cached}, whole, model, kv_cache);
 }
 
 }  // namespace
@@ -207,6 +243,37 @@ void check_model_of_cache(const LoadedPromptCache& stored, const LoadedModel& mo
                   model.path);
 }
 
+KVCacheOptions kv_cache_of(const LoadedPromptCache& stored, const LoadedModel& model, const KVCacheFlags& flags) {
+  KVCacheOptions options = flags.options;
+  std::optional<KVQuantization> found;
+  const auto own = make_prompt_cache(*model.model);
+  for (std::size_t i = 0; i < stored.cache.size(); ++i) {
+    visit_caches(stored.cache[i], i, [&](const LayerCache& cache, std::size_t layer) {
+      if (const auto quantization = quantization_of(cache)) {
+        if (flags.options.kv_bits && quantization->bits != *flags.options.kv_bits) {
+          refuse_layer(layer, cache, "--kv-bits " + std::to_string(*flags.options.kv_bits));
+        }
+        if (flags.group_size_given && quantization->group_size != flags.options.kv_group_size) {
+          refuse_layer(layer, cache, "--kv-group-size " + std::to_string(flags.options.kv_group_size));
+        }
+        found = quantization;
+      }
+      const bool own_growing = layer < own.size() && own[layer].keeps_all_rows();
+      const auto* ring = dynamic_cast<const internal::RingCache*>(&cache);
+      const auto& wanted = flags.options.max_kv_size;
+      if (own_growing && wanted && (ring == nullptr || ring->max_size() != *wanted)) {
+        refuse_layer(layer, cache, "--max-kv-size " + std::to_string(*wanted));
+      }
+      if (own_growing && ring != nullptr && ring->max_size() > 4) options.max_kv_size = ring->max_size();
+    });
+  }
+  if (found) {
+    options.kv_bits = found->bits;
+    options.kv_group_size = found->group_size;
+  }
+  return options;
+}
+
 void warn_of_other_dtype(const LoadedPromptCache& stored, const LoadedModel& model) {
   const auto kept = keys_dtype(stored.cache);
   // Nothing is evaluated: the graph of one step knows the dtype.
@@ -218,10 +285,11 @@ void warn_of_other_dtype(const LoadedPromptCache& stored, const LoadedModel& mod
        ": the answer may differ from the whole prompt's (--dtype " + dtype_name(*kept) + " makes them equal)");
 }
 
-ContinuedPrompt continue_prompt(LoadedPromptCache stored, const LoadedModel& model, const PromptRequest& request) {
+ContinuedPrompt continue_prompt(LoadedPromptCache stored, const LoadedModel& model, const PromptRequest& request,
+                                const KVCacheOptions& kv_cache) {
   const auto record = prompt_record_from_json(stored.extension.app_json);
-  if (!record || !stored.extension.tokens) return continue_unrecorded(std::move(stored), model, request);
-  return continue_recorded(std::move(stored), *record, model, request);
+  if (!record || !stored.extension.tokens) return continue_unrecorded(std::move(stored), model, request, kv_cache);
+  return continue_recorded(std::move(stored), *record, model, request, kv_cache);
 }
 
 }  // namespace reprise::app

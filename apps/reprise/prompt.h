@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/reprise/flags.h"
 #include "apps/reprise/prompt_record.h"
 #include "reprise/cache/prompt_cache_file.h"
 #include "reprise/generate/generate.h"
@@ -37,6 +38,10 @@ std::string model_of_cache(const LoadedPromptCache& stored, const std::optional<
 // Throws: Error (failed_precondition) when `model` is not what made the cache.
 void check_model_of_cache(const LoadedPromptCache& stored, const LoadedModel& model);
 
+// What the command line asks for, made complete by what the file holds: its layers stay what they are. Throws: Error
+// (failed_precondition) when a layer is quantised otherwise, or bounded otherwise, than the flags say.
+KVCacheOptions kv_cache_of(const LoadedPromptCache& stored, const LoadedModel& model, const KVCacheFlags& flags);
+
 // A warning in the log when the cache's keys are of another dtype than `model` computes in: they stay in theirs, so the
 // answer may differ from the whole prompt's.
 void warn_of_other_dtype(const LoadedPromptCache& stored, const LoadedModel& model);
@@ -52,7 +57,8 @@ struct ContinuedPrompt {
 // the record's where the request names none. Where it does not (another program's file), the request's text goes behind
 // what is cached. Warnings in the log say where little of the cache was of use, or equality with the whole prompt
 // cannot be made sure of. Throws: Error (failed_precondition) for a saved chat; what rendering and encoding throw.
-ContinuedPrompt continue_prompt(LoadedPromptCache stored, const LoadedModel& model, const PromptRequest& request);
+ContinuedPrompt continue_prompt(LoadedPromptCache stored, const LoadedModel& model, const PromptRequest& request,
+                                const KVCacheOptions& kv_cache = {});
 
 // A text that occurs in none of `texts`, and that no template changes or escapes.
 std::string unused_placeholder(const std::vector<std::string>& texts);

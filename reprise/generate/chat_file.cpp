@@ -104,6 +104,34 @@ SamplingParams sampling_from_json(const Json& json) {
   return params;
 }
 
+Json kv_cache_to_json(const KVCacheOptions& options) {
+  const auto number = [](const std::optional<int>& value) { return value ? Json(*value) : Json(); };
+  return {{"max_kv_size", number(options.max_kv_size)},
+          {"kv_bits", number(options.kv_bits)},
+          {"kv_group_size", options.kv_group_size},
+          {"quantized_kv_start", options.quantized_kv_start}};
+}
+
+KVCacheOptions kv_cache_from_json(const Json& json) {
+  if (!json.is_object()) corrupt("'kv_cache' must be an object");
+  const auto number = [&](const char* key) -> std::optional<int> {
+    const Json& value = member(json, key);
+    if (value.is_null()) return {};
+    return number_of<int>(value, key);
+  };
+  const KVCacheOptions options{
+      .max_kv_size = number("max_kv_size"),
+      .kv_bits = number("kv_bits"),
+      .kv_group_size = number_of<int>(member(json, "kv_group_size"), "kv_group_size"),
+      .quantized_kv_start = number_of<int>(member(json, "quantized_kv_start"), "quantized_kv_start")};
+  try {
+    check_kv_cache_options(options);
+  } catch (const Error& error) {
+    corrupt(error.what());
+  }
+  return options;
+}
+
 void check(const SavedChat& chat) {
   const auto& messages = chat.messages;
   const std::size_t first = !messages.empty() && messages.front().role == "system" ? 1 : 0;
@@ -130,15 +158,18 @@ std::string chat_to_json(const SavedChat& chat) {
     if (!message.extra_json.empty()) json["extra"] = message.extra_json;
     messages.push_back(std::move(json));
   }
-  const Json json = {{"chat",
-                      {{"version", kVersion},
-                       {"messages", std::move(messages)},
-                       {"answers", chat.answers},
-                       {"draws_before", chat.draws_before},
-                       {"num_draws", chat.num_draws},
-                       {"sampling", sampling_to_json(chat.sampling)},
-                       {"tools", chat.tools_json},
-                       {"template_kwargs", chat.kwargs_json}}}};
+  Json json = {{"chat",
+                {{"version", kVersion},
+                 {"messages", std::move(messages)},
+                 {"answers", chat.answers},
+                 {"draws_before", chat.draws_before},
+                 {"num_draws", chat.num_draws},
+                 {"sampling", sampling_to_json(chat.sampling)},
+                 {"tools", chat.tools_json},
+                 {"template_kwargs", chat.kwargs_json}}}};
+  // Absent where there is nothing to say, so that such a file is what it always was.
+  if (chat.kv_cache != KVCacheOptions()) json["chat"]["kv_cache"] = kv_cache_to_json(chat.kv_cache);
+  if (!chat.pieces.empty()) json["chat"]["pieces"] = chat.pieces;
   // An answer cut in the middle of a character holds U+FFFD, never broken UTF-8; a user's message is checked when
   // encoded.
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -169,6 +200,8 @@ SavedChat chat_from_json(const std::string& text) {
   chat.sampling = sampling_from_json(member(body, "sampling"));
   chat.tools_json = text_of(body, "tools");
   chat.kwargs_json = text_of(body, "template_kwargs");
+  if (body.contains("kv_cache")) chat.kv_cache = kv_cache_from_json(body["kv_cache"]);
+  if (body.contains("pieces")) chat.pieces = numbers_of<int>(body["pieces"], "pieces");
   check(chat);
   return chat;
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "reprise/base/tokens.h"
+#include "reprise/generate/kv_cache_options.h"
 #include "reprise/sampling/sampling_params.h"
 #include "reprise/text/chat_template.h"
 
@@ -20,6 +21,8 @@ struct SavedChat {
   SamplingParams sampling;
   std::string tools_json;
   std::string kwargs_json;
+  KVCacheOptions kv_cache = {};
+  std::vector<int> pieces = {};  // see RecordedCache; only where a layer depends on them
 };
 
 std::string chat_to_json(const SavedChat& chat);

@@ -12,12 +12,22 @@
 
 namespace reprise {
 
-ChatSession::ChatSession(const LoadedModel& model, ChatOptions options) : model_(&model), options_(std::move(options)) {
+namespace {
+
+// Two a turn: the last turns, and some way back.
+constexpr SnapshotLimits kSnapshotLimits{.max_count = 8, .max_bytes = std::size_t{1} << 30U};
+
+}  // namespace
+
+ChatSession::ChatSession(const LoadedModel& model, ChatOptions options)
+    : model_(&model), options_(std::move(options)), snapshots_(kSnapshotLimits) {
   if (!model.chat_template) {
     throw Error(ErrorCode::failed_precondition, "[ChatSession] the model '" + model.path + "' has no chat template");
   }
   check_sampling_params(options_.generate.sampling);
+  check_kv_cache_options(options_.generate.kv_cache);
   reset();
+  plan_kv_cache(*model.model, cache_.cache, options_.generate.kv_cache);
 }
 
 ChatSession::Transcript ChatSession::new_transcript() const {
@@ -29,7 +39,8 @@ ChatSession::Transcript ChatSession::new_transcript() const {
 
 void ChatSession::reset() {
   check_between_turns("reset");
-  cache_ = {make_prompt_cache(*model_->model), {}};
+  cache_ = {make_prompt_cache(*model_->model, options_.generate.kv_cache.max_kv_size), {}};
+  snapshots_.clear();
   state_ = new_transcript();
 }
 
@@ -43,6 +54,19 @@ void ChatSession::check_between_turns(const char* function) const {
   if (!in_turn_) return;
   throw Error(ErrorCode::failed_precondition, std::string("[ChatSession::") + function +
                                                   "] the session must be between turns, but got a call within one");
+}
+
+bool ChatSession::keeps_all_rows() const {
+  for (std::size_t i = 0; i < cache_.cache.size(); ++i) {
+    if (!cache_.cache[i].keeps_all_rows()) return false;
+  }
+  return true;
+}
+
+void ChatSession::take_snapshot() {
+  if (!keeps_all_rows() && !cache_.tokens.empty()) {
+    snapshots_.take(cache_.cache, static_cast<int>(cache_.tokens.size()));
+  }
 }
 
 Tokens ChatSession::answer_ids(const GenerateResult& result, const std::vector<TokenId>& stop_tokens) const {
@@ -85,13 +109,14 @@ GenerateResult ChatSession::say(const std::string& text, const TurnOptions& turn
       model_->tokenizer, *model_->chat_template, messages, state_.answers,
       {.add_generation_prompt = true, .tools_json = options_.tools_json, .kwargs_json = options_.kwargs_json});
   if (ids.empty()) throw Error(ErrorCode::invalid_argument, "[ChatSession::say] the chat template renders nothing");
-  keep_common_prefix(*model_->model, cache_, ids);
+  keep_common_prefix(*model_->model, cache_, ids, options_.generate.kv_cache, &snapshots_);
 
   GenerateOptions generate_options = options_.generate;
   generate_options.num_draws = state_.num_draws;
   generate_options.cancel = turn.cancel;
   generate_options.on_progress = turn.on_progress;
   generate_options.on_text = turn.on_text;
+  generate_options.on_prefilled = [this] { take_snapshot(); };
   struct InTurn {
     bool& flag;
     explicit InTurn(bool& of) : flag(of) { flag = true; }
@@ -101,6 +126,9 @@ GenerateResult ChatSession::say(const std::string& text, const TurnOptions& turn
     const InTurn guard(in_turn_);
     return generate(*model_, std::span(ids).subspan(cache_.tokens.size()), cache_, generate_options);
   }();
+  // What a mismatch has given up must not come back.
+  if (result.stats.reuse_mismatches > 0) snapshots_.clear();
+  take_snapshot();
   if (result.finish_reason == FinishReason::cancelled && result.tokens.empty()) return result;
 
   Tokens answer = answer_ids(result, generate_options.stop_tokens);
@@ -130,17 +158,21 @@ ChatSession ChatSession::fork() const {
   ChatSession copy(*model_, options_);
   copy.state_ = state_;
   copy.cache_ = cache_.fork();
+  copy.take_snapshot();
   return copy;
 }
 
 std::string ChatSession::save(const std::filesystem::path& file) const {
   check_between_turns("save");
+  // A check of reuse needs to know them; nothing else does.
+  const bool depends_on_pieces = !keeps_all_rows() || options_.generate.kv_cache.kv_bits;
   SaveOptions save_options;
   save_options.extension.tokens = cache_.tokens;
   save_options.extension.model_fingerprint = model_->fingerprint;
   save_options.extension.app_json =
       internal::chat_to_json({state_.messages, state_.answers, state_.draws_before, state_.num_draws,
-                              options_.generate.sampling, options_.tools_json, options_.kwargs_json});
+                              options_.generate.sampling, options_.tools_json, options_.kwargs_json,
+                              options_.generate.kv_cache, depends_on_pieces ? cache_.pieces : std::vector<int>()});
   return save_prompt_cache(file.string(), cache_.cache,
                            {{"model", model_->path}, {"tokenizer_config", model_->tokenizer_config_json}},
                            save_options);
@@ -159,20 +191,31 @@ void ChatSession::load(const std::filesystem::path& file) {
   if (loaded.extension.model_fingerprint != model_->fingerprint) {
     refuse(ErrorCode::failed_precondition, "belongs to another model than '" + model_->path + "'");
   }
-  RecordedCache restored{std::move(loaded.cache), std::move(*loaded.extension.tokens)};
-  if (const auto problem = internal::misfit(*model_, restored)) {
+  RecordedCache restored{std::move(loaded.cache), std::move(*loaded.extension.tokens), std::move(chat.pieces)};
+  if (const auto problem = internal::misfit(*model_, restored, chat.kv_cache)) {
     refuse(problem->other_dtype ? ErrorCode::failed_precondition : ErrorCode::corrupt_data, problem->what);
+  }
+  std::int64_t fed = 0;
+  for (const int piece : restored.pieces) {
+    if (piece < 1) refuse(ErrorCode::corrupt_data, "has a piece of " + std::to_string(piece) + " tokens");
+    fed += piece;
+  }
+  if (fed > static_cast<std::int64_t>(restored.tokens.size())) {
+    refuse(ErrorCode::corrupt_data, "has pieces of more tokens than it holds");
   }
   if (const auto problem = internal::misfit(*model_, chat)) refuse(ErrorCode::corrupt_data, *problem);
 
-  // Nothing below throws.
+  // Nothing below throws but the last, when all is in place.
   const bool has_system = !chat.messages.empty() && chat.messages.front().role == "system";
   options_.system_prompt = has_system ? std::optional(chat.messages.front().content) : std::nullopt;
   options_.generate.sampling = std::move(chat.sampling);
   options_.tools_json = std::move(chat.tools_json);
   options_.kwargs_json = std::move(chat.kwargs_json);
+  options_.generate.kv_cache = chat.kv_cache;
   state_ = {std::move(chat.messages), std::move(chat.answers), std::move(chat.draws_before), chat.num_draws};
   cache_ = std::move(restored);
+  snapshots_.clear();
+  take_snapshot();
 }
 
 }  // namespace reprise

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "reprise/cache/snapshots.h"
 #include "reprise/generate/generate.h"
 
 namespace reprise {
@@ -30,7 +31,7 @@ struct TurnOptions {
 class ChatSession {
  public:
   // `model` must outlive the session. Throws: failed_precondition when the model has no chat template; invalid_argument
-  // for bad sampling parameters.
+  // for bad sampling parameters; what plan_kv_cache throws.
   explicit ChatSession(const LoadedModel& model, ChatOptions options = {});
 
   // One turn: appends `text` as the user's message, answers, appends the answer. An answer that was cancelled or cut by
@@ -58,10 +59,10 @@ class ChatSession {
   // Returns: the path written. Throws: as save_prompt_cache.
   std::string save(const std::filesystem::path& file) const;
 
-  // Replaces this conversation by a saved one, with its sampling parameters, tools and template variables; it goes on
-  // as if it had never stopped. All or nothing. Throws: as load_prompt_cache_file; failed_precondition for a file
-  // without a transcript, of another model, or computed in another dtype; corrupt_data for a transcript that does not
-  // fit its model or its cache.
+  // Replaces this conversation by a saved one, with its sampling parameters, KVCacheOptions, tools and template
+  // variables; it goes on as if it had never stopped. All or nothing. Throws: as load_prompt_cache_file;
+  // failed_precondition for a file without a transcript, of another model, or computed in another dtype; corrupt_data
+  // for a transcript that does not fit its model or its cache.
   void load(const std::filesystem::path& file);
 
   const std::vector<ChatMessage>& messages() const { return state_.messages; }  // system prompt first, if there is one
@@ -79,12 +80,16 @@ class ChatSession {
 
   void check_between_turns(const char* function) const;
   Transcript new_transcript() const;
+  bool keeps_all_rows() const;
+  // Remembers where the cache stands, if it could not be cut back to there later.
+  void take_snapshot();
   // The ids that stand for an answer in the history.
   Tokens answer_ids(const GenerateResult& result, const std::vector<TokenId>& stop_tokens) const;
   const LoadedModel* model_;
   ChatOptions options_;
   Transcript state_;
   RecordedCache cache_;
+  Snapshots snapshots_;  // of turns' beginnings and ends; empty where every layer keeps all rows
   bool in_turn_ = false;
 };
 

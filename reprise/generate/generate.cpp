@@ -8,10 +8,12 @@
 #include <string>
 #include <utility>
 
-#include "mlx/device.h"
 #include "mlx/ops.h"
 #include "mlx/transforms.h"
 #include "reprise/base/error.h"
+#include "reprise/base/log.h"
+#include "reprise/generate/reuse_check.h"
+#include "reprise/generate/steps.h"
 #include "reprise/generate/stop_matcher.h"
 #include "reprise/text/detokenizer.h"
 
@@ -22,6 +24,8 @@ namespace mx = mlx::core;
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using internal::as_row;
+using internal::CacheQuantizer;
 
 // MLX reports by plain std exceptions, when a graph is built and again when it is evaluated.
 template <typename Work>
@@ -37,8 +41,14 @@ auto with_mlx_errors(Work work) {
   }
 }
 
+// Adds to the record what has just been fed in one piece.
+void record(RecordedCache& cache, std::span<const TokenId> piece) {
+  cache.tokens.insert(cache.tokens.end(), piece.begin(), piece.end());
+  cache.pieces.push_back(static_cast<int>(piece.size()));
+}
+
 // Drops the rows that the record does not know; where that fails, everything.
-void restore_invariant(const LanguageModel& model, RecordedCache& cache) {
+void restore_invariant(const LanguageModel& model, RecordedCache& cache, const KVCacheOptions& options) {
   const int recorded = static_cast<int>(cache.tokens.size());
   try {
     for (std::size_t i = 0; i < cache.cache.size(); ++i) {
@@ -49,8 +59,21 @@ void restore_invariant(const LanguageModel& model, RecordedCache& cache) {
     cache.cache.eval();
     check_prompt_cache(cache.cache, recorded);
   } catch (const std::exception&) {
-    cache.cache = model.make_cache();
-    cache.tokens.clear();
+    cache = {make_prompt_cache(model, options.max_kv_size), {}};
+  }
+}
+
+// All or nothing: what throws while the graph is built leaves every layer as it was, also those that cannot trim. The
+// copy of the handles is gone before anything is evaluated, so it does not keep MLX from writing in place.
+mx::array forward(const LanguageModel& model, const mx::array& tokens, PromptCache& cache, CacheQuantizer& quantize) {
+  PromptCache before = cache.fork();
+  try {
+    auto logits = model.forward(tokens, cache);
+    quantize(cache);
+    return logits;
+  } catch (...) {
+    cache = std::move(before);
+    throw;
   }
 }
 
@@ -69,32 +92,30 @@ void check_arguments(const LanguageModel& model, std::span<const TokenId> prompt
              std::to_string(id));
     }
   }
+  if (!(options.verify_reuse >= 0.0 && options.verify_reuse <= 1.0)) {
+    refuse("verify_reuse must lie in [0, 1], but got " + std::to_string(options.verify_reuse));
+  }
+  check_kv_cache_options(options.kv_cache);
   check_prompt_cache(cache.cache, static_cast<int>(cache.tokens.size()));
-}
-
-int prefill_step_size(const GenerateOptions& options) {
-  if (options.prefill_step_size) return *options.prefill_step_size;
-  return mx::default_device() == mx::Device::cpu ? 256 : 2048;
-}
-
-mx::array as_row(std::span<const TokenId> ids) {
-  return mx::array(ids.data(), {1, static_cast<int>(ids.size())}, mx::int32);
+  // Refuses now what would fail when the cache comes to the start of quantisation.
+  if (options.kv_cache.kv_bits) plan_kv_cache(model, cache.cache, options.kv_cache);
 }
 
 // Returns: whether all of `tokens` was processed (false: cancelled). Progress is told against `total`.
 bool prefill_all(const LanguageModel& model, std::span<const TokenId> tokens, RecordedCache& cache,
                  const GenerateOptions& options, int total) {
-  const auto step = static_cast<std::size_t>(prefill_step_size(options));
+  const auto step = static_cast<std::size_t>(internal::prefill_step_size(options));
+  CacheQuantizer quantize(options.kv_cache);
   if (options.on_progress) options.on_progress(0, total);
   for (std::size_t done = 0; done < tokens.size();) {
     if (options.cancel.stop_requested()) return false;
     const auto chunk = tokens.subspan(done, std::min(step, tokens.size() - done));
     with_mlx_errors([&] {
       // The logits are never read, hence never computed: only the caches are evaluated.
-      model.forward(as_row(chunk), cache.cache);
+      forward(model, as_row(chunk), cache.cache, quantize);
       cache.cache.eval();
     });
-    cache.tokens.insert(cache.tokens.end(), chunk.begin(), chunk.end());
+    record(cache, chunk);
     done += chunk.size();
     if (options.on_progress) options.on_progress(static_cast<int>(done), total);
   }
@@ -112,13 +133,14 @@ class Stepper {
   Stepper(const LanguageModel& model, RecordedCache& cache, const GenerateOptions& options)
       : model_(model),
         cache_(cache),
+        quantize_(options.kv_cache),
         sampler_(make_sampler(options.sampling, options.num_draws)),
         processors_(make_logits_processors(options.sampling)) {}
 
   // token int32 [1, 1], not yet in the record.
   Sample operator()(const mx::array& token) {
     return with_mlx_errors([&] {
-      auto logits = model_.forward(token, cache_.cache);
+      auto logits = forward(model_, token, cache_.cache, quantize_);
       logits = mx::astype(mx::reshape(logits, {1, -1}), mx::float32);
       for (const LogitsProcessor& processor : processors_) {
         logits = processor.apply(context(processor.context_size, token), logits);
@@ -143,6 +165,7 @@ class Stepper {
 
   const LanguageModel& model_;
   RecordedCache& cache_;
+  CacheQuantizer quantize_;
   Sampler sampler_;
   std::vector<LogitsProcessor> processors_;
 };
@@ -196,7 +219,7 @@ void decode(const LanguageModel& model, TokenId last, RecordedCache& cache, cons
   Stepper step(model, cache, options);
   Sample sample = step(as_row(std::span(&last, 1)));
   with_mlx_errors([&] { mx::async_eval(sample.token, sample.logprob); });
-  cache.tokens.push_back(last);
+  record(cache, std::span(&last, 1));
 
   auto& stats = result.stats;
   Clock::time_point first_token;
@@ -212,7 +235,7 @@ void decode(const LanguageModel& model, TokenId last, RecordedCache& cache, cons
     }
     const TokenId id = sample.token.item<std::int32_t>();
     // The step just dispatched stores this token's row, delivered or not.
-    if (next) cache.tokens.push_back(id);
+    if (next) record(cache, std::span(&id, 1));
     if (n == 1) {
       first_token = Clock::now();
       stats.time_to_first_token = stats.prefill_time = first_token - started;
@@ -236,21 +259,24 @@ void decode(const LanguageModel& model, TokenId last, RecordedCache& cache, cons
   with_mlx_errors([&] { cache.cache.eval(); });
 }
 
-}  // namespace
-
-void keep_common_prefix(const LanguageModel& model, RecordedCache& cache, std::span<const TokenId> ids) {
-  const Tokens& record = cache.tokens;
-  const auto differ = std::mismatch(record.begin(), record.end(), ids.begin(), ids.end()).first;
-  const auto common = std::min(static_cast<std::size_t>(differ - record.begin()), ids.size() - 1);
-  const int surplus = static_cast<int>(record.size() - common);
-  if (surplus == 0) return;
-  if (can_trim_prompt_cache(cache.cache, surplus)) {
-    trim_prompt_cache(cache.cache, surplus);
-    cache.tokens.resize(common);
-  } else {
-    cache = {model.make_cache(), {}};
-  }
+// The whole prompt but its last token is cached: is what was reused of it right? On a mismatch `cache` becomes what a
+// cold run gives. Returns: false when cancelled.
+bool verify_reuse(const LanguageModel& model, TokenId last, RecordedCache& cache, const GenerateOptions& options,
+                  GenerateStats& stats) {
+  auto check = with_mlx_errors([&] { return internal::check_reuse(model, cache, last, options); });
+  if (!check) return false;
+  ++stats.reuse_checks;
+  stats.reuse_error = std::max(stats.reuse_error, check->error);
+  if (check->agrees()) return true;
+  ++stats.reuse_mismatches;
+  log(LogLevel::warning, "[generate] the reused cache of " + std::to_string(cache.tokens.size()) +
+                             " tokens differs from a cold run: logits by " + std::to_string(check->error) +
+                             ", allowed " + std::to_string(check->tolerance) + "; the answer comes from the cold run");
+  cache.cache = std::move(check->cold);
+  return true;
 }
+
+}  // namespace
 
 std::string_view to_string(FinishReason reason) {
   switch (reason) {
@@ -283,23 +309,30 @@ GenerateResult generate(const LoadedModel& model, std::span<const TokenId> promp
   result.stats.cached_tokens = static_cast<int>(cache.tokens.size());
   result.stats.prompt_tokens = result.stats.cached_tokens + total;
   const auto started = Clock::now();
+  const bool verifies = !cache.tokens.empty() && internal::is_chosen_for_check(cache, options.verify_reuse);
+  const auto prefilled = [&] {
+    if (!prefill_all(*model.model, prompt.first(prompt.size() - 1), cache, options, total)) return false;
+    if (verifies && !verify_reuse(*model.model, prompt.back(), cache, options, result.stats)) return false;
+    if (options.on_prefilled) options.on_prefilled();
+    return !options.cancel.stop_requested();
+  };
   try {
-    if (!prefill_all(*model.model, prompt.first(prompt.size() - 1), cache, options, total) ||
-        options.cancel.stop_requested()) {
+    if (!prefilled()) {
       result.finish_reason = FinishReason::cancelled;
     } else if (options.max_tokens == 0) {
+      CacheQuantizer quantize(options.kv_cache);
       with_mlx_errors([&] {
-        model.model->forward(as_row(prompt.last(1)), cache.cache);
+        forward(*model.model, as_row(prompt.last(1)), cache.cache, quantize);
         cache.cache.eval();
       });
-      cache.tokens.push_back(prompt.back());
+      record(cache, prompt.last(1));
       if (options.on_progress) options.on_progress(total, total);
       result.stats.prefill_time = Clock::now() - started;
     } else {
       decode(*model.model, prompt.back(), cache, options, total, started, answer, result);
     }
   } catch (...) {
-    restore_invariant(*model.model, cache);
+    restore_invariant(*model.model, cache, options.kv_cache);
     throw;
   }
   return result;
@@ -311,7 +344,7 @@ void prefill(const LanguageModel& model, std::span<const TokenId> prompt, Record
   try {
     prefill_all(model, prompt.first(prompt.size() - 1), cache, options, static_cast<int>(prompt.size()));
   } catch (...) {
-    restore_invariant(model, cache);
+    restore_invariant(model, cache, options.kv_cache);
     throw;
   }
 }

@@ -13,25 +13,12 @@
 #include <vector>
 
 #include "reprise/base/tokens.h"
-#include "reprise/cache/prompt_cache.h"
+#include "reprise/generate/kv_cache_options.h"
 #include "reprise/generate/loaded_model.h"
+#include "reprise/generate/recorded_cache.h"
 #include "reprise/sampling/sampler.h"
 
 namespace reprise {
-
-// A prompt cache and the ids of the tokens it holds. Invariant, at every exit of every function here: tokens.size() is
-// the cache's position, and row i holds tokens[i].
-struct RecordedCache {
-  PromptCache cache;
-  Tokens tokens;
-
-  RecordedCache fork() const { return {cache.fork(), tokens}; }
-};
-
-// Brings `cache` to the longest prefix it shares with `ids` that can be kept, at least one token short of `ids`: that
-// one is computed for its logits. A cache that cannot be cut back that far becomes an empty one of the model's own
-// kinds. Requires: ids is not empty.
-void keep_common_prefix(const LanguageModel& model, RecordedCache& cache, std::span<const TokenId> ids);
 
 enum class FinishReason { stop, length, cancelled };
 std::string_view to_string(FinishReason reason);
@@ -40,6 +27,10 @@ struct GenerateStats {
   int prompt_tokens = 0;      // the whole prompt: cached and processed
   int cached_tokens = 0;      // not recomputed
   int completion_tokens = 0;  // the stop token included
+  // Of GenerateOptions::verify_reuse.
+  int reuse_checks = 0;
+  int reuse_mismatches = 0;
+  double reuse_error = 0;  // the largest, relative; see GenerateOptions
   std::chrono::duration<double> time_to_first_token{0};
   std::chrono::duration<double> prefill_time{0};
   std::chrono::duration<double> decode_time{0};
@@ -58,9 +49,19 @@ struct GenerateOptions {
   // Tokens per prefill chunk, ≥ 1. None: 2048 on a GPU, 256 on the CPU, where a chunk is seconds of work and cancel and
   // progress are to answer between chunks. Results do not depend on it.
   std::optional<int> prefill_step_size = {};
+  // Quantises as it goes (refused before the prompt is processed where that cannot work), and says what an empty cache
+  // is made of where the given one must be given up.
+  KVCacheOptions kv_cache = {};
+  // Part of the calls over a filled cache, 0 … 1, in which that cache is computed again from nothing, and the logits of
+  // the next token are compared. On a mismatch (logged) the answer comes from the cold cache. They may differ by
+  // max|warm - cold| / max|cold| = 1e-3 in float32, 5e-2 in narrower dtypes; over quantised layers by 2e-2 (8 bits),
+  // 5e-2 (6, 5), 0.15 (4) or 0.3 (3, 2), if that is more.
+  double verify_reuse = 0.0;
   std::stop_token cancel = {};  // looked at between prefill chunks and decode steps
   // Prefill progress: tokens processed of tokens to process; first (0, total), last (total, total).
   std::function<void(int done, int total)> on_progress = {};
+  // Called when the cache holds all of the prompt but its last token.
+  std::function<void()> on_prefilled = {};
   // Text as it becomes certain; pieces joined are the result's text.
   std::function<void(std::string_view)> on_text = {};
 };

@@ -26,15 +26,28 @@ bool all_known(const LoadedModel& model, const Tokens& ids) {
   return std::all_of(ids.begin(), ids.end(), [&](TokenId id) { return id >= 0 && id < vocab_size; });
 }
 
+// The first layer that is neither what the options make nor its quantised counterpart.
+std::optional<CacheMisfit> unexpected_layer(const LanguageModel& model, const PromptCache& cache,
+                                            const KVCacheOptions& options) {
+  const PromptCache expected = make_prompt_cache(model, options.max_kv_size);
+  if (cache.size() != expected.size()) return CacheMisfit{"has another number of layers than its model"};
+  PromptCache quantized = expected.fork();
+  if (options.kv_bits) maybe_quantize_kv_cache(quantized, 0, options.kv_group_size, *options.kv_bits);
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const std::string got = describe_cache(cache[i]);
+    if (got == describe_cache(expected[i]) || got == describe_cache(quantized[i])) continue;
+    return CacheMisfit{"has a " + got + " in layer " + std::to_string(i)};
+  }
+  return {};
+}
+
 }  // namespace
 
-std::optional<CacheMisfit> misfit(const LoadedModel& model, const RecordedCache& cache) {
-  const PromptCache expected = make_prompt_cache(*model.model);
-  if (cache.cache.size() != expected.size()) return CacheMisfit{"has another number of layers than its model"};
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    if (cache.cache[i].class_name() != expected[i].class_name()) {
-      return CacheMisfit{"has a " + cache.cache[i].class_name() + " in layer " + std::to_string(i)};
-    }
+std::optional<CacheMisfit> misfit(const LoadedModel& model, const RecordedCache& cache, const KVCacheOptions& options) {
+  try {
+    if (auto problem = unexpected_layer(*model.model, cache.cache, options)) return problem;
+  } catch (const std::exception& error) {
+    return CacheMisfit{std::string("has a cache of a kind that its model cannot have: ") + error.what()};
   }
   if (!all_known(model, cache.tokens)) return CacheMisfit{"has token ids that its model does not know"};
   try {
@@ -50,6 +63,7 @@ std::optional<CacheMisfit> misfit(const LoadedModel& model, const RecordedCache&
             "was computed in " + name_of(array.dtype()) + ", but this run computes in " + name_of(computed), true};
       }
     }
+    plan_kv_cache(*model.model, cache.cache, options);
   } catch (const std::exception& error) {
     return CacheMisfit{std::string("does not fit its model: ") + error.what()};
   }

@@ -16,9 +16,9 @@ struct CacheMisfit {
   bool other_dtype = false;  // the file is sound, but was computed in another dtype
 };
 
-// Layers, classes, shapes, dtype, record. Returns: what is wrong, or none. Cost: builds one step's graph, computes
-// nothing.
-std::optional<CacheMisfit> misfit(const LoadedModel& model, const RecordedCache& cache);
+// Layers, classes (those that `options` give rise to), shapes, dtype, record. Returns: what is wrong, or none. Cost:
+// builds one step's graph or two, computes nothing.
+std::optional<CacheMisfit> misfit(const LoadedModel& model, const RecordedCache& cache, const KVCacheOptions& options);
 
 // Ids, logit bias, texts against ids, tools and template variables. Returns: what is wrong, or none.
 std::optional<std::string> misfit(const LoadedModel& model, const SavedChat& chat);

@@ -8,6 +8,7 @@
 #include "reprise/cache/concatenate_kv_cache.h"
 #include "reprise/cache/kv_cache.h"
 #include "reprise/cache/quantized_kv_cache.h"
+#include "reprise/cache/quantized_rotating_kv_cache.h"
 #include "reprise/cache/rotating_kv_cache.h"
 #include "reprise/models/language_model.h"
 
@@ -55,6 +56,9 @@ std::string describe_cache(const LayerCache& cache) {
   if (const auto* ring = dynamic_cast<const internal::RingCache*>(&cache)) details = ring_in_words(*ring);
   if (const auto* quantized = dynamic_cast<const QuantizedKVCache*>(&cache)) {
     details = in_words({quantized->group_size(), quantized->bits()});
+  }
+  if (const auto* quantized = dynamic_cast<const QuantizedRotatingKVCache*>(&cache)) {
+    details += "; " + in_words({quantized->group_size(), quantized->bits()});
   }
   return cache.class_name() + (details.empty() ? "" : "(" + details + ")");
 }

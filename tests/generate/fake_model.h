@@ -9,6 +9,7 @@
 #include "mlx/mlx.h"
 #include "reprise/base/error.h"
 #include "reprise/cache/kv_cache.h"
+#include "reprise/cache/rotating_kv_cache.h"
 #include "reprise/generate/generate.h"
 
 namespace reprise::test {
@@ -16,6 +17,15 @@ namespace reprise::test {
 constexpr int kLayers = 2;
 // Letters a … z are ids 0 … 25, then space, then the special tokens.
 enum SpecialId { space_id = 26, bos_id, user_id, assistant_id, system_id, end_id, vocab_size };
+
+// The keys as numbers, quantised or not.
+inline mlx::core::array dense_keys(const KeysValues& stored) {
+  if (const auto* dense = std::get_if<DenseKV>(&stored)) return dense->keys;
+  const auto& quantized = std::get<QuantizedKV>(stored);
+  const auto& keys = quantized.keys;
+  return mlx::core::dequantize(keys.packed, keys.scales, keys.biases, quantized.quantization.group_size,
+                               quantized.quantization.bits);
+}
 
 class FakeModel final : public LanguageModel {
  public:
@@ -27,17 +37,22 @@ class FakeModel final : public LanguageModel {
   std::function<void(int layer, int L)> before_layer = [](int, int) {};
   float logit = 10.0f;  // of the token that follows; the others have 0
   mutable int tokens_processed = 0;
+  int head_size = 1;
+  std::function<std::unique_ptr<LayerCache>(int layer)> make_layer = [](int) { return std::make_unique<KVCache>(); };
+  // How much the logits depend on the rows that the last layer shows.
+  float row_weight = 0.0f;
 
   mlx::core::array forward(const mlx::core::array& tokens, PromptCache& cache) const override {
     namespace mx = mlx::core;
     const int L = tokens.shape(1);
     tokens_processed += L;
-    const int offset = std::get<int>(cache.at<KVCache>(0).offset());
-    const auto rows = mx::reshape(mx::astype(tokens, mx::float32), {1, 1, L, 1});
+    const int offset = std::get<int>(cache.at<AttentionCache>(0).offset());
+    const auto rows =
+        mx::broadcast_to(mx::reshape(mx::astype(tokens, mx::float32), {1, 1, L, 1}), {1, 1, L, head_size});
     std::vector<KeysValues> stored;
     for (int i = 0; i < kLayers; ++i) {
       before_layer(i, L);
-      stored.push_back(cache.at<KVCache>(static_cast<std::size_t>(i)).update_and_fetch(rows, rows));
+      stored.push_back(cache.at<AttentionCache>(static_cast<std::size_t>(i)).update_and_fetch(rows, rows));
     }
     // A table per position keeps `next` out of the graph, so that steps can be built before their token is known.
     std::vector<float> table(static_cast<std::size_t>(L * vocab_size * vocab_size), 0.0f);
@@ -48,10 +63,20 @@ class FakeModel final : public LanguageModel {
     }
     const mx::array logits(table.begin(), {L, vocab_size, vocab_size}, mx::float32);
     const auto picked = mx::take_along_axis(logits, mx::reshape(mx::astype(tokens, mx::int32), {L, 1, 1}), 1);
-    return mx::reshape(picked, {1, L, vocab_size});
+    auto result = mx::reshape(picked, {1, L, vocab_size});
+    if (row_weight > 0.0f) {
+      const auto sum = mx::sum(dense_keys(stored.back()));
+      const auto steps = mx::multiply(mx::arange(1, vocab_size + 1, mx::float32), mx::array(0.1f));
+      result = mx::add(result, mx::multiply(mx::cos(mx::multiply(sum, steps)), mx::array(row_weight)));
+    }
+    return result;
   }
 
-  PromptCache make_cache() const override { return make_kv_prompt_cache(kLayers); }
+  PromptCache make_cache() const override {
+    PromptCache cache;
+    for (int i = 0; i < kLayers; ++i) cache.push_back(make_layer(i));
+    return cache;
+  }
 };
 
 inline std::string tokenizer_json() {
@@ -104,18 +129,26 @@ inline Fake make_fake(const std::string& chat_template = kPlainTemplate) {
           raw};
 }
 
+// The ids of a layer's rows by position, those that a ring always keeps first.
+inline Tokens row_ids(const LayerCache& cache) {
+  namespace mx = mlx::core;
+  const auto& layer = dynamic_cast<const AttentionCache&>(cache);
+  if (layer.empty() || layer.length() == 0) return {};
+  KeysValues stored = layer.keys_and_values();
+  if (const auto* ring = dynamic_cast<const internal::RingCache*>(&cache))
+    stored = ring->temporal_columns()->keys_values();
+  auto keys = dense_keys(stored);
+  keys = mx::slice(keys, {0, 0, 0, 0}, {1, 1, keys.shape(2), 1});
+  auto rows = mx::contiguous(mx::astype(mx::round(keys), mx::int32));
+  mx::eval(rows);
+  return Tokens(rows.data<int>(), rows.data<int>() + rows.size());
+}
+
 // The ids that the cache's rows hold, read from every layer. Throws when layers differ.
 inline Tokens stored_ids(const RecordedCache& cache) {
-  namespace mx = mlx::core;
   Tokens ids;
   for (std::size_t i = 0; i < cache.cache.size(); ++i) {
-    const auto& layer = dynamic_cast<const AttentionCache&>(cache.cache[i]);
-    Tokens of_layer;
-    if (!layer.empty() && layer.length() > 0) {
-      auto rows = mx::contiguous(mx::astype(std::get<DenseKV>(layer.keys_and_values()).keys, mx::int32));
-      mx::eval(rows);
-      of_layer.assign(rows.data<int>(), rows.data<int>() + rows.size());
-    }
+    Tokens of_layer = row_ids(cache.cache[i]);
     if (i == 0) ids = of_layer;
     if (of_layer != ids) throw Error(ErrorCode::internal, "layers hold different rows");
   }

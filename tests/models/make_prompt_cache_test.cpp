@@ -11,6 +11,7 @@
 #include "reprise/cache/concatenate_kv_cache.h"
 #include "reprise/cache/kv_cache.h"
 #include "reprise/cache/quantized_kv_cache.h"
+#include "reprise/cache/quantized_rotating_kv_cache.h"
 #include "reprise/cache/rotating_kv_cache.h"
 #include "reprise/models/language_model.h"
 
@@ -81,6 +82,8 @@ TEST(MakePromptCache, F1ASizeThatTheKeptTokensFillIsRefused) {
 TEST(DescribeCache, SaysWhatNarrowsACache) {
   EXPECT_EQ(describe_cache(KVCache()), "KVCache");
   EXPECT_EQ(describe_cache(QuantizedKVCache(32, 4)), "QuantizedKVCache(4 bits, groups of 32)");
+  EXPECT_EQ(describe_cache(QuantizedRotatingKVCache(16, 4, 32, 8)),
+            "QuantizedRotatingKVCache(16, keep 4; 8 bits, groups of 32)");
 }
 
 }  // namespace
