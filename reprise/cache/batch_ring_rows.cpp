@@ -215,7 +215,10 @@ void BatchRingCache::merge_from(const std::string& function, const std::vector<c
     width = std::max(width, counts.back());
     longest = std::max(longest, sinks + counts.back());
   }
-  if (longest == 0) return;
+  // Tokens may have come and gone, so that a position is all that is left.
+  const bool any_position = std::any_of(sources.begin(), sources.end(),
+                                        [](const RingCache* source) { return source->position().value_or(0) > 0; });
+  if (longest == 0 && !(any_position && like)) return;
 
   std::vector<KVColumns> buffers;
   std::vector<Row> rows;

@@ -6,6 +6,8 @@
 #include <cmath>
 
 #include "mlx/ops.h"
+#include "reprise/cache/batch_rotating_kv_cache.h"
+#include "reprise/cache/rotating_kv_cache.h"
 
 namespace reprise::cache_test {
 
@@ -114,6 +116,50 @@ void update_and_compare(RingPair& pair, const TokenRows& tokens, int columns, st
     ASSERT_EQ(got, expected) << "row " << row;
   }
 }
+
+std::vector<int> of_row(int row, int begin, int end) {
+  return range(kFirstToken + 1000 * row + begin, kFirstToken + 1000 * row + end);
+}
+
+std::vector<std::unique_ptr<internal::RingCache>> ring_singles(int max_size, int keep,
+                                                               const std::vector<std::vector<int>>& lengths) {
+  std::vector<std::unique_ptr<internal::RingCache>> result;
+  for (std::size_t row = 0; row < lengths.size(); ++row) {
+    result.push_back(std::make_unique<RotatingKVCache>(max_size, keep));
+    int at = 0;
+    for (const int length : lengths[row]) {
+      append(*result.back(), of_row(static_cast<int>(row), at, at + length), kRingShape);
+      at += length;
+    }
+  }
+  return result;
+}
+
+RingPair left_padded_pair(int max_size, const std::vector<int>& padding, int columns, int keep) {
+  RingPair pair{std::make_unique<BatchRotatingKVCache>(max_size, padding, keep),
+                ring_singles(max_size, keep, std::vector<std::vector<int>>(padding.size()))};
+  TokenRows tokens;
+  for (std::size_t row = 0; row < padding.size(); ++row) {
+    tokens.push_back(of_row(static_cast<int>(row), 0, columns - padding[row]));
+  }
+  update_and_compare(pair, tokens, columns, {}, kRingShape, padding);
+  return pair;
+}
+
+void go_on(RingPair& pair, const std::vector<int>& counts, int columns) {
+  TokenRows tokens;
+  for (std::size_t row = 0; row < counts.size(); ++row) {
+    const int at = *pair.solos[row]->position();
+    tokens.push_back(of_row(static_cast<int>(row), at, at + counts[row]));
+  }
+  ASSERT_NO_FATAL_FAILURE(update_and_compare(pair, tokens, columns));
+}
+
+void decode(RingPair& pair, int steps) {
+  for (int i = 0; i < steps; ++i) ASSERT_NO_FATAL_FAILURE(go_on(pair, std::vector<int>(pair.solos.size(), 1), 1));
+}
+
+std::string code_of(const std::string& error) { return error.substr(0, error.find(':')); }
 
 void expect_extracts(const RingPair& pair) {
   for (std::size_t row = 0; row < pair.solos.size(); ++row) {

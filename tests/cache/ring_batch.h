@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "reprise/cache/batch_ring_cache.h"
@@ -44,6 +45,22 @@ RingPair merged(std::vector<std::unique_ptr<internal::RingCache>> solos);
 // must see in the batch what it sees alone.
 void update_and_compare(RingPair& pair, const TokenRows& tokens, int columns, std::optional<int> window = {},
                         const RowShape& shape = kRingShape, const std::vector<int>& left = {});
+
+// Tokens begin … end - 1 of row `row`, whose first is kFirstToken + 1000 · row.
+std::vector<int> of_row(int row, int begin, int end);
+
+// RotatingKVCaches, each after updates of these lengths.
+std::vector<std::unique_ptr<internal::RingCache>> ring_singles(int max_size, int keep,
+                                                               const std::vector<std::vector<int>>& lengths);
+// A BatchRotatingKVCache after its first update.
+RingPair left_padded_pair(int max_size, const std::vector<int>& padding, int columns, int keep = 0);
+
+// update_and_compare with the next counts[b] tokens of each row; with one of each row, `steps` times.
+void go_on(RingPair& pair, const std::vector<int>& counts, int columns);
+void decode(RingPair& pair, int steps);
+
+// "invalid_argument" of what error_of gives.
+std::string code_of(const std::string& error);
 
 // Each row taken out has the offset and, but for tokens that no later one can see, the content of the row alone.
 void expect_extracts(const RingPair& pair);
