@@ -1,0 +1,454 @@
+#include "reprise/cache/lru_prompt_cache.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <thread>
+
+#include "mlx/memory.h"
+#include "mlx/transforms.h"
+#include "reprise/cache/kv_cache.h"
+#include "reprise/cache/rotating_kv_cache.h"
+#include "tests/cache/cache_rows.h"
+
+namespace reprise {
+namespace {
+
+namespace mx = mlx::core;
+using namespace cache_test;
+
+constexpr std::size_t kWidth = 256;  // columns of a short KVCache
+
+// Two growing layers that hold these tokens; `size` varies the bytes.
+PromptCache holding(const Tokens& tokens, int size = 1) {
+  PromptCache cache = make_kv_prompt_cache(2);
+  append(cache, tokens, {.heads = 1, .key_size = size, .value_size = size});
+  return cache;
+}
+
+std::size_t bytes_of(int size) { return 2 * 2 * kWidth * sizeof(float) * static_cast<std::size_t>(size); }
+
+// A ring: it can only be trimmed while it has fewer rows than `max_size`.
+PromptCache ring_holding(const Tokens& tokens, int max_size = 4) {
+  PromptCache cache;
+  cache.push_back(std::make_unique<RotatingKVCache>(max_size));
+  append(cache, tokens, {.heads = 1, .key_size = 1, .value_size = 1});
+  return cache;
+}
+
+std::vector<int> tokens_in(PromptCache& cache) {
+  const auto tokens = tokens_of(cache.at<AttentionCache>(0).keys_and_values());
+  for (std::size_t layer = 1; layer < cache.size(); ++layer) {
+    EXPECT_EQ(tokens_of(cache.at<AttentionCache>(layer).keys_and_values()), tokens);
+  }
+  return tokens;
+}
+
+// The tokens that a fetch gives for reuse; the rest must be what remains.
+std::optional<std::vector<int>> reused(LRUPromptCache& store, const Tokens& tokens, const std::string& model = "m") {
+  FetchedPromptCache fetched = store.fetch_nearest_cache(model, tokens);
+  if (!fetched.cache) {
+    EXPECT_EQ(fetched.remaining, tokens);
+    return std::nullopt;
+  }
+  std::vector<int> all = tokens_in(*fetched.cache);
+  const std::vector<int> result = all;
+  all.insert(all.end(), fetched.remaining.begin(), fetched.remaining.end());
+  EXPECT_EQ(all, tokens);
+  EXPECT_FALSE(fetched.remaining.empty());
+  return result;
+}
+
+bool has(LRUPromptCache& store, const Tokens& tokens) {
+  Tokens more = tokens;
+  more.push_back(9999);
+  return reused(store, more) == tokens;
+}
+
+TEST(LRUPromptCache, T3AHitRefreshesTheOrder) {
+  LRUPromptCache store(2);
+  const Tokens a{1, 2}, b{3, 4}, c{5, 6};
+  store.insert_cache("m", a, holding(a));
+  store.insert_cache("m", b, holding(b));
+  EXPECT_TRUE(has(store, a));
+  store.insert_cache("m", c, holding(c));
+  EXPECT_FALSE(has(store, b));
+  EXPECT_TRUE(has(store, a));
+  EXPECT_TRUE(has(store, c));
+}
+
+TEST(LRUPromptCache, T3EveryKindOfHitRefreshesTheOrder) {
+  const Tokens a{1, 2, 3, 4}, b{5, 6, 7, 8}, c{20, 21};
+  for (const Tokens& query : {Tokens{1, 2, 3, 4}, {1, 2, 3, 4, 5}, {1, 2, 3, 9}, {1, 2, 3}}) {
+    LRUPromptCache store(2);
+    store.insert_cache("m", a, holding(a));
+    store.insert_cache("m", b, holding(b));
+    EXPECT_NE(reused(store, query), std::nullopt);
+    store.insert_cache("m", c, holding(c));
+    EXPECT_TRUE(has(store, a));
+    EXPECT_FALSE(has(store, b));
+  }
+}
+
+TEST(LRUPromptCache, T3AOneTokenPrefixMatches) {
+  LRUPromptCache store;
+  store.insert_cache("m", Tokens{7}, holding({7}));
+  EXPECT_EQ(reused(store, {7, 8, 9}), std::vector<int>{7});
+  EXPECT_EQ(reused(store, {7}), std::vector<int>{});
+  EXPECT_EQ(reused(store, {8, 7}), std::nullopt);
+  EXPECT_EQ(reused(store, {7, 8}, "other"), std::nullopt);
+}
+
+TEST(LRUPromptCache, T3AtLeastOneTokenIsLeftToProcess) {
+  LRUPromptCache store;
+  const Tokens tokens = range(0, 6);
+  store.insert_cache("m", tokens, holding(tokens));
+  EXPECT_EQ(reused(store, tokens), range(0, 5));
+  EXPECT_EQ(reused(store, range(0, 3)), range(0, 2));
+  EXPECT_EQ(reused(store, range(0, 9)), tokens);
+  EXPECT_EQ(reused(store, {0, 1, 2, 50, 51}), range(0, 3));
+  const FetchedPromptCache nothing = store.fetch_nearest_cache("m", {});
+  EXPECT_FALSE(nothing.cache);
+  EXPECT_TRUE(nothing.remaining.empty());
+}
+
+TEST(LRUPromptCache, T3ALongerEntryThatCannotBeTrimmedSoFarIsPassedOverForTheShorterOne) {
+  LRUPromptCache store;
+  store.insert_cache("m", range(0, 2), ring_holding(range(0, 2)));
+  store.insert_cache("m", range(0, 8), ring_holding(range(0, 8)));  // wrapped: no prefix of it can be had
+  EXPECT_EQ(store.size(), 2u);
+  EXPECT_EQ(reused(store, {0, 1, 2, 3, 50}), range(0, 2));
+  EXPECT_EQ(reused(store, range(0, 8)), range(0, 2));
+  EXPECT_EQ(reused(store, range(0, 9)), range(0, 8));
+  EXPECT_EQ(reused(store, {0, 60}), range(0, 1));  // the short one is not wrapped
+}
+
+TEST(LRUPromptCache, T3BothLimitsHoldAfterEveryInsert) {
+  LRUPromptCache store(3, bytes_of(5));
+  for (int i = 0; i < 20; ++i) {
+    const int size = i % 4 + 1;
+    const Tokens tokens{i, 100 + i};
+    EXPECT_TRUE(store.insert_cache("m", tokens, holding(tokens, size), CacheType::user));
+    EXPECT_LE(store.size(), 3u);
+    EXPECT_LE(store.nbytes(), bytes_of(5));
+    EXPECT_TRUE(has(store, tokens));
+  }
+}
+
+TEST(LRUPromptCache, T3AnEntryLargerThanTheBudgetIsNotStoredAndEvictsNothing) {
+  LRUPromptCache store(10, bytes_of(3));
+  const Tokens a{1, 2}, b{3, 4}, large{1, 2, 3};
+  store.insert_cache("m", a, holding(a));
+  store.insert_cache("m", b, holding(b));
+  EXPECT_FALSE(store.insert_cache("m", large, holding(large, 4)));
+  EXPECT_FALSE(store.insert_cache("m", b, holding(b, 4)));
+  EXPECT_EQ(store.size(), 2u);
+  EXPECT_EQ(store.nbytes(), bytes_of(2));
+  EXPECT_TRUE(has(store, a));
+  EXPECT_TRUE(has(store, b));
+  LRUPromptCache nothing(0);
+  EXPECT_FALSE(nothing.insert_cache("m", a, holding(a)));
+  EXPECT_EQ(nothing.size(), 0u);
+  EXPECT_EQ(nothing.nbytes(), 0u);
+}
+
+TEST(LRUPromptCache, T3ATrimmableEntryReplacesAllItsProperPrefixesAndNoOthers) {
+  LRUPromptCache store;
+  for (const Tokens& tokens : {Tokens{1, 2, 3, 4}, {1, 9}, {1, 2, 3}, {1}, {}}) {
+    PromptCache cache = make_kv_prompt_cache(2);
+    if (!tokens.empty()) append(cache, tokens, {.heads = 1, .key_size = 1, .value_size = 1});
+    store.insert_cache("m", tokens, std::move(cache));
+  }
+  store.insert_cache("m", Tokens{1, 2, 3, 4, 5}, holding({1, 2, 3, 4, 5}));
+  EXPECT_EQ(store.size(), 2u);
+  EXPECT_EQ(store.nbytes(), 2 * bytes_of(1));
+  EXPECT_TRUE(has(store, {1, 9}));
+  EXPECT_TRUE(has(store, {1, 2, 3, 4, 5}));
+}
+
+TEST(LRUPromptCache, T3AnEntryThatCannotBeTrimmedKeepsItsPrefixes) {
+  LRUPromptCache store;
+  store.insert_cache("m", range(0, 3), holding(range(0, 3)));
+  store.insert_cache("m", range(0, 8), ring_holding(range(0, 8)));
+  EXPECT_EQ(store.size(), 2u);
+  EXPECT_EQ(reused(store, {0, 1, 2, 3, 50}), range(0, 3));
+}
+
+TEST(LRUPromptCache, T3TheEmptyKeySurvivesItsOwnInsertAndHelpsNobody) {
+  LRUPromptCache store;
+  EXPECT_TRUE(store.insert_cache("m", {}, make_kv_prompt_cache(2)));
+  EXPECT_EQ(store.size(), 1u);
+  EXPECT_TRUE(store.insert_cache("m", {}, make_kv_prompt_cache(2)));
+  EXPECT_EQ(store.size(), 1u);
+  EXPECT_EQ(reused(store, {1, 2}), std::nullopt);
+  EXPECT_EQ(reused(store, {1}), std::nullopt);
+  store.trim_to(0);
+  EXPECT_EQ(store.size(), 0u);
+}
+
+TEST(LRUPromptCache, T3EvictionTakesFromTheFirstTypeThatIsNotTheSmaller) {
+  LRUPromptCache store(3);
+  const auto insert = [&](int id, CacheType type) { store.insert_cache("m", Tokens{id}, holding({id}), type); };
+  insert(1, CacheType::system);
+  insert(2, CacheType::user);
+  insert(3, CacheType::user);
+  insert(4, CacheType::assistant);  // 1 assistant < 2 user ≥ 1 system
+  EXPECT_FALSE(has(store, {2}));
+  insert(5, CacheType::system);  // 1 assistant ≥ 1 user
+  EXPECT_FALSE(has(store, {4}));
+  insert(6, CacheType::system);  // 0 assistant, 1 user < 3 system
+  EXPECT_FALSE(has(store, {1}));
+  const auto stats = store.stats_by_type();
+  EXPECT_EQ(stats.at(CacheType::assistant).sequences, 0u);
+  EXPECT_EQ(stats.at(CacheType::user).sequences, 1u);
+  EXPECT_EQ(stats.at(CacheType::system).sequences, 2u);
+  EXPECT_EQ(stats.at(CacheType::system).bytes, 2 * bytes_of(1));
+}
+
+TEST(LRUPromptCache, T3TheSameKeyIsReplacedTypeAndBytesIncluded) {
+  LRUPromptCache store;
+  store.insert_cache("m", Tokens{1, 2}, holding({1, 2}, 1), CacheType::user);
+  store.insert_cache("m", Tokens{1, 2}, holding({1, 2}, 3), CacheType::system);
+  EXPECT_EQ(store.size(), 1u);
+  EXPECT_EQ(store.nbytes(), bytes_of(3));
+  EXPECT_EQ(store.stats_by_type().at(CacheType::user).sequences, 0u);
+  EXPECT_EQ(store.stats_by_type().at(CacheType::user).bytes, 0u);
+  EXPECT_EQ(store.stats_by_type().at(CacheType::system).bytes, bytes_of(3));
+}
+
+TEST(LRUPromptCache, T3TrimToHoldsBothNumbers) {
+  LRUPromptCache store;
+  for (int i = 0; i < 6; ++i) store.insert_cache("m", Tokens{i}, holding({i}));
+  store.trim_to(std::nullopt, std::nullopt);
+  EXPECT_EQ(store.size(), 6u);
+  store.trim_to(4);
+  EXPECT_EQ(store.size(), 4u);
+  EXPECT_FALSE(has(store, {1}));
+  store.trim_to(std::nullopt, bytes_of(2));
+  EXPECT_EQ(store.size(), 2u);
+  EXPECT_TRUE(has(store, {5}));
+  store.trim_to(std::nullopt, 0);
+  EXPECT_EQ(store.size(), 0u);
+  EXPECT_EQ(store.nbytes(), 0u);
+}
+
+TEST(LRUPromptCache, T3X5AnEntryIsAsLongAsItsKeyInEveryLayer) {
+  LRUPromptCache store;
+  store.insert_cache("m", Tokens{1}, holding({1}));
+  EXPECT_EQ(error_of([&] {
+              store.insert_cache("m", Tokens{1, 2, 3}, holding({1, 2}));
+            }).substr(0, 19),
+            "failed_precondition");
+  PromptCache uneven = holding({1, 2, 3});
+  uneven[1].trim(1);
+  const std::string error = error_of([&] { store.insert_cache("m", Tokens{1, 2, 3}, std::move(uneven)); });
+  EXPECT_EQ(error.substr(0, 19), "failed_precondition");
+  EXPECT_NE(error.find("layer 1"), std::string::npos) << error;
+  EXPECT_EQ(store.size(), 1u);
+  EXPECT_EQ(store.nbytes(), bytes_of(1));
+  EXPECT_TRUE(has(store, {1}));
+}
+
+TEST(LRUPromptCache, T3AHitNeverChangesTheEntryAndCopiesNoRows) {
+  LRUPromptCache store;
+  const Tokens tokens = range(0, 40);
+  store.insert_cache("m", tokens, holding(tokens, 64));
+  for (const int length : {40, 30, 41}) {
+    Tokens query = range(0, length);
+    query.back() = 500;
+    mx::synchronize();
+    const std::size_t before = mx::get_active_memory();
+    FetchedPromptCache fetched = store.fetch_nearest_cache("m", query);
+    mx::synchronize();
+    EXPECT_EQ(mx::get_active_memory(), before);
+    append(*fetched.cache, {600, 601, 602}, {.heads = 1, .key_size = 64, .value_size = 64});
+    fetched.cache->eval();
+    trim_prompt_cache(*fetched.cache, 20);
+    append(*fetched.cache, {700}, {.heads = 1, .key_size = 64, .value_size = 64});
+    fetched.cache->eval();
+    EXPECT_EQ(reused(store, range(0, 41)), tokens);
+    EXPECT_EQ(store.nbytes(), bytes_of(64));
+  }
+}
+
+TEST(LRUPromptCache, T3WhatFetchGaveOutlivesTheStore) {
+  std::optional<PromptCache> cache;
+  {
+    LRUPromptCache store;
+    store.insert_cache("m", range(0, 5), holding(range(0, 5)));
+    cache = std::move(store.fetch_nearest_cache("m", range(0, 9)).cache);
+    store.trim_to(0);
+  }
+  EXPECT_EQ(tokens_in(*cache), range(0, 5));
+}
+
+// An array that is not evaluated belongs to the thread that built it, so the store evaluates what it takes.
+TEST(LRUPromptCache, T4X9EntriesMayBeUsedOnOtherThreads) {
+  LRUPromptCache store;
+  std::thread([&] { store.insert_cache("m", range(0, 6), holding(range(0, 6))); }).join();
+  std::optional<PromptCache> fetched;
+  std::thread([&] { fetched = std::move(store.fetch_nearest_cache("m", Tokens{0, 1, 2, 9}).cache); }).join();
+  std::vector<int> seen;
+  std::thread([&] {
+    append(*fetched, {50}, {.heads = 1, .key_size = 1, .value_size = 1});
+    seen = tokens_in(*fetched);
+  }).join();
+  EXPECT_EQ(seen, (std::vector<int>{0, 1, 2, 50}));
+}
+
+// The plainest store that must answer the same: a list, searched from end to end.
+class NaiveStore {
+ public:
+  struct Entry {
+    std::string model;
+    Tokens tokens;
+    CacheType type;
+    std::size_t bytes;
+    bool trimmable;
+    int used;
+  };
+
+  NaiveStore(std::size_t max_size, std::size_t max_bytes) : max_size_(max_size), max_bytes_(max_bytes) {}
+
+  // How many tokens are reused; none for a miss.
+  std::optional<std::size_t> fetch(const std::string& model, const Tokens& tokens) {
+    if (tokens.empty()) return std::nullopt;
+    const std::size_t usable = tokens.size() - 1;
+    Entry* best = nullptr;
+    for (Entry& entry : entries) {  // the prompt itself
+      if (entry.model == model && entry.tokens == tokens && entry.trimmable) return hit(entry, usable);
+    }
+    std::size_t common = 0;
+    for (Entry& entry : entries) {
+      if (entry.model != model) continue;
+      const std::size_t shared = std::min(usable, shared_length(entry.tokens, tokens));
+      common = std::max(common, shared);
+      const bool prefix = entry.tokens.size() == shared && shared > 0;
+      if (prefix && (!best || entry.tokens.size() > best->tokens.size())) best = &entry;
+    }
+    if (common > (best ? best->tokens.size() : 0)) {
+      Entry* longer = nullptr;
+      for (Entry& entry : entries) {
+        if (entry.model != model || shared_length(entry.tokens, tokens) < common) continue;
+        const bool earlier =
+            longer && (entry.tokens.size() < longer->tokens.size() ||
+                       (entry.tokens.size() == longer->tokens.size() && entry.tokens < longer->tokens));
+        if (!longer || earlier) longer = &entry;
+      }
+      if (longer->trimmable) return hit(*longer, common);
+    }
+    return best ? std::optional(hit(*best, best->tokens.size())) : std::nullopt;
+  }
+
+  void insert(Entry added) {
+    if (added.bytes > max_bytes_) return;
+    std::erase_if(entries, [&](const Entry& entry) {
+      const bool prefix = shared_length(entry.tokens, added.tokens) == entry.tokens.size();
+      return entry.model == added.model && prefix && (added.trimmable || entry.tokens.size() == added.tokens.size());
+    });
+    added.used = ++clock_;
+    entries.push_back(std::move(added));
+    while (entries.size() > max_size_ || bytes() > max_bytes_) evict();
+  }
+
+  std::size_t bytes() const {
+    std::size_t sum = 0;
+    for (const Entry& entry : entries) sum += entry.bytes;
+    return sum;
+  }
+
+  std::vector<Entry> entries;
+
+ private:
+  static std::size_t shared_length(const Tokens& a, const Tokens& b) {
+    return static_cast<std::size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
+  }
+
+  std::size_t hit(Entry& entry, std::size_t length) {
+    entry.used = ++clock_;
+    return length;
+  }
+
+  void evict() {
+    std::array<int, 3> counts{};
+    for (const Entry& entry : entries) ++counts[static_cast<std::size_t>(entry.type)];
+    CacheType from = CacheType::system;
+    if (counts[0] > 0 && counts[0] >= counts[1]) {
+      from = CacheType::assistant;
+    } else if (counts[1] > 0 && counts[1] >= counts[2]) {
+      from = CacheType::user;
+    }
+    auto oldest = entries.end();
+    for (auto entry = entries.begin(); entry != entries.end(); ++entry) {
+      if (entry->type == from && (oldest == entries.end() || entry->used < oldest->used)) oldest = entry;
+    }
+    entries.erase(oldest);
+  }
+
+  std::size_t max_size_;
+  std::size_t max_bytes_;
+  int clock_ = 0;
+};
+
+// What is fetched is extended by what remains and must then show the rows of a cold run of the whole prompt.
+TEST(LRUPromptCache, T3RandomHistoriesAgreeWithAPlainListAndWarmEqualsCold) {
+  std::mt19937 random(17);
+  const auto pick = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
+  for (int history = 0; history < 12; ++history) {
+    const auto max_size = static_cast<std::size_t>(pick(1, 6));
+    const std::size_t max_bytes = bytes_of(pick(3, 12));
+    LRUPromptCache store(max_size, max_bytes);
+    NaiveStore naive(max_size, max_bytes);
+    int hits = 0;
+    for (int step = 0; step < 120; ++step) {
+      const std::string model = pick(0, 4) == 0 ? "n" : "m";
+      Tokens tokens;
+      for (int i = pick(0, 7); i > 0; --i) tokens.push_back(pick(0, 2));
+      FetchedPromptCache fetched = store.fetch_nearest_cache(model, tokens);
+      const std::optional<std::size_t> expected = naive.fetch(model, tokens);
+      ASSERT_EQ(fetched.cache.has_value(), expected.has_value()) << "history " << history << ", step " << step;
+      const auto reuse = static_cast<std::ptrdiff_t>(expected.value_or(0));
+      ASSERT_EQ(fetched.remaining, Tokens(tokens.begin() + reuse, tokens.end()));
+
+      if (fetched.cache) {
+        ++hits;
+        PromptCache& warm = *fetched.cache;
+        ASSERT_EQ(tokens_in(warm), Tokens(tokens.begin(), tokens.begin() + reuse));
+        const KeysValues stored = warm.at<AttentionCache>(0).keys_and_values();
+        const int size = std::get<DenseKV>(stored).keys.shape(3);
+        if (dynamic_cast<KVCache*>(&warm[0])) {
+          append(warm, fetched.remaining, {.heads = 1, .key_size = size, .value_size = size});
+          PromptCache cold = holding(tokens, size);
+          ASSERT_EQ(tokens_in(warm), tokens_in(cold));
+        }
+      }
+      if (pick(0, 2) == 0) continue;
+      const auto type = static_cast<CacheType>(pick(0, 2));
+      const int size = pick(1, 3);
+      const bool ring = !tokens.empty() && pick(0, 3) == 0;
+      PromptCache cache = ring             ? ring_holding(tokens)
+                          : tokens.empty() ? make_kv_prompt_cache(2)
+                                           : holding(tokens, size);
+      const std::size_t bytes = prompt_cache_nbytes(cache);
+      store.insert_cache(model, tokens, std::move(cache), type);
+      naive.insert({model, tokens, type, bytes, !ring || tokens.size() < 4, 0});
+      ASSERT_EQ(store.size(), naive.entries.size());
+      ASSERT_EQ(store.nbytes(), naive.bytes());
+      for (const auto& [kind, stats] : store.stats_by_type()) {
+        std::size_t count = 0, sum = 0;
+        for (const auto& entry : naive.entries) {
+          if (entry.type != kind) continue;
+          ++count;
+          sum += entry.bytes;
+        }
+        ASSERT_EQ(stats.sequences, count);
+        ASSERT_EQ(stats.bytes, sum);
+      }
+    }
+    EXPECT_GT(hits, 10);
+  }
+}
+
+}  // namespace
+}  // namespace reprise
