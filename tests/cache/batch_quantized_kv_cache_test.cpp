@@ -136,6 +136,79 @@ TEST(BatchQuantizedKVCache, X7AnotherQuantisationIsRefused) {
   EXPECT_EQ(batch.nbytes(), 0u);
 }
 
+mx::array random_queries(int seed, int columns) {
+  return mx::random::normal({1, 4, columns, kShape.key_size}, mx::float32, 0.0f, 1.0f,
+                            mx::random::key(static_cast<std::uint64_t>(seed)));
+}
+
+TEST(BatchQuantizedKVCache, X7UnequalRowsAttendAsAlone) {
+  std::vector<QuantizedKVCache> alone(3, QuantizedKVCache(64, 4));
+  for (const auto& [row, length] : {std::pair(0, 7), std::pair(1, 40), std::pair(2, 1)}) {
+    give(alone[static_cast<std::size_t>(row)], noise(row, length));
+  }
+  const auto batch = merged(alone);
+  RopeOptions rope_options;
+  rope_options.dims = kShape.key_size;
+  const Rope rope(rope_options);
+  const auto attend = [&](AttentionCache& cache, const mx::array& queries, const Rows& rows) {
+    AttentionOptions options{.rope = &rope, .scale = 0.125f, .mask = cache.make_mask(queries.shape(2))};
+    return cache.attend(queries, rows.keys, rows.values, options);
+  };
+  for (const int columns : {1, 3}) {
+    std::vector<Rows> next;
+    std::vector<mx::array> queries, wanted;
+    for (int row = 0; row < 3; ++row) {
+      next.push_back(noise(10 * columns + row, columns));
+      queries.push_back(random_queries(10 * columns + row, columns));
+      wanted.push_back(attend(alone[static_cast<std::size_t>(row)], queries.back(), next.back()));
+    }
+    const mx::array got = attend(*batch, mx::concatenate(queries, 0), stacked(next));
+    EXPECT_TRUE(mx::allclose(got, mx::concatenate(wanted, 0), 1e-5, 1e-5).item<bool>()) << columns;
+  }
+}
+
+// Each row's prompt holds one column whose value is the row's own number; its key, asked for, must bring that number
+// back, after the batch was right-padded, decoded, filtered and extended.
+TEST(BatchQuantizedKVCache, X7ANeedleFromThePromptIsFound) {
+  const std::vector<int> lengths = {5, 40, 17}, places = {4, 0, 9};
+  const std::vector<float> numbers = {100.0f, 110.0f, 120.0f};
+  Rows prompt = noise(1, 40, 3);
+  std::vector<mx::array> needles;
+  for (int row = 0; row < 3; ++row) {
+    const int place = places[static_cast<std::size_t>(row)];
+    const mx::Shape start{row, 0, place, 0};
+    needles.push_back(mx::slice(prompt.keys, start, {row + 1, 2, place + 1, kShape.key_size}));
+    prompt.values =
+        mx::slice_update(prompt.values, mx::full({1, 2, 1, kShape.value_size}, numbers[static_cast<std::size_t>(row)]),
+                         start, {row + 1, 2, place + 1, kShape.value_size});
+  }
+  BatchQuantizedKVCache batch({0, 0, 0}, 64, 8);
+  batch.prepare({.lengths = lengths, .right_padding = {35, 0, 23}});
+  give(batch, prompt);
+  batch.finalize();
+  for (int step = 0; step < 20; ++step) give(batch, noise(100 + step, 1, 3));
+  batch.filter({2, 0, 1});
+  BatchQuantizedKVCache other({0}, 64, 8);
+  give(other, noise(7, 70));
+  batch.extend(other);
+
+  std::vector<mx::array> queries;
+  const std::vector<int> order = {2, 0, 1, 1};
+  for (const int row : order) queries.push_back(needles[static_cast<std::size_t>(row)]);
+  const Rows last = noise(300, 1, 4);
+  AttentionOptions options{.scale = 4.0f, .mask = batch.make_mask(1)};
+  const mx::array found = batch.attend(mx::concatenate(queries, 0), last.keys, last.values, options);
+  for (int row = 0; row < 3; ++row) {
+    const mx::array own = mx::slice(found, {row, 0, 0, 0}, {row + 1, 2, 1, kShape.value_size});
+    EXPECT_TRUE(
+        mx::allclose(own, mx::array(numbers[static_cast<std::size_t>(order[static_cast<std::size_t>(row)])]), 0.0, 0.5)
+            .item<bool>())
+        << row;
+  }
+  const mx::array stranger = mx::slice(found, {3, 0, 0, 0}, {4, 2, 1, kShape.value_size});
+  EXPECT_TRUE(mx::all(mx::less(stranger, mx::array(50.0f))).item<bool>());
+}
+
 TEST(BatchQuantizedKVCache, P7StatesAndTheLegacyPairRestoreAndGoOn) {
   BatchQuantizedKVCache cache(paddings(kPrompts), 64, 4);
   append_batch(cache, left_padded(kPrompts), kShape);
