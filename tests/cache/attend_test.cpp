@@ -1,9 +1,22 @@
 // AttentionCache::attend is its parts in one call, however the tokens are cut into calls [M8].
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <functional>
+#include <random>
+
 #include "mlx/ops.h"
 #include "mlx/random.h"
+#include "reprise/cache/batch_kv_cache.h"
+#include "reprise/cache/batch_quantized_kv_cache.h"
+#include "reprise/cache/batch_quantized_rotating_kv_cache.h"
+#include "reprise/cache/batch_rotating_kv_cache.h"
+#include "reprise/cache/chunked_kv_cache.h"
+#include "reprise/cache/concatenate_kv_cache.h"
 #include "reprise/cache/kv_cache.h"
+#include "reprise/cache/quantized_kv_cache.h"
+#include "reprise/cache/quantized_rotating_kv_cache.h"
+#include "reprise/cache/rotating_kv_cache.h"
 #include "reprise/nn/attention.h"
 #include "tests/cache/cache_rows.h"
 
@@ -13,7 +26,7 @@ namespace {
 namespace mx = mlx::core;
 using namespace cache_test;
 
-constexpr int kHeads = 4, kKvHeads = 2, kSize = 8;
+constexpr int kHeads = 4, kKvHeads = 2, kSize = 32;
 
 struct Inputs {
   mx::array queries, keys, values;
@@ -39,34 +52,88 @@ Rope make_rope() {
   return Rope(options);
 }
 
+using MakeCache = std::function<std::unique_ptr<AttentionCache>()>;
+
 // Attention over `inputs` in calls of these lengths.
-mx::array in_chunks(const Inputs& inputs, const std::vector<int>& lengths, const Rope* rope,
+mx::array in_chunks(const MakeCache& make, const Inputs& inputs, const std::vector<int>& lengths, const Rope* rope,
                     std::optional<int> window) {
-  KVCache cache;
+  const std::unique_ptr<AttentionCache> cache = make();
   std::vector<mx::array> parts;
   int at = 0;
   for (const int length : lengths) {
     AttentionOptions options;
     options.rope = rope;
     options.scale = 0.3f;
-    options.mask = cache.make_mask(length, {.window = window});
-    parts.push_back(cache.attend(columns(inputs.queries, at, at + length), columns(inputs.keys, at, at + length),
-                                 columns(inputs.values, at, at + length), options));
+    options.mask = cache->make_mask(length, {.window = window});
+    parts.push_back(cache->attend(columns(inputs.queries, at, at + length), columns(inputs.keys, at, at + length),
+                                  columns(inputs.values, at, at + length), options));
     at += length;
   }
   return mx::concatenate(parts, 2);
 }
 
-TEST(Attend, M8AnyChunkingGivesTheSameAttention) {
+// Token by token, some ways between, and `length` tokens cut at random.
+std::vector<std::vector<int>> chunkings(int length) {
+  std::vector<std::vector<int>> out = {
+      std::vector<int>(static_cast<std::size_t>(length), 1), {7, 1, 1, 9, 6}, {1, 16, 1, 1, 5}};
+  std::mt19937 random(3);
+  for (int i = 0; i < 4; ++i) {
+    out.emplace_back();
+    for (int left = length; left > 0; left -= out.back().back()) {
+      out.back().push_back(std::min(left, 1 + static_cast<int>(random() % 8)));
+    }
+  }
+  return out;
+}
+
+struct Kind {
+  std::string name;
+  MakeCache make;
+  std::optional<int> max_size = {};  // of a ring: the window that it has by itself
+  bool quantized = false;
+};
+
+template <typename Cache, typename... Arguments>
+MakeCache maker(Arguments... arguments) {
+  return [=] { return std::make_unique<Cache>(arguments...); };
+}
+
+std::vector<Kind> kinds() {
+  constexpr int kRing = 6;
+  const std::vector<int> one_row = {0};
+  return {
+      {"KVCache", maker<KVCache>()},
+      {"ConcatenateKVCache", maker<ConcatenateKVCache>()},
+      {"QuantizedKVCache", maker<QuantizedKVCache>(32, 8), {}, true},
+      {"ChunkedKVCache", maker<ChunkedKVCache>(64)},
+      {"RotatingKVCache", maker<RotatingKVCache>(kRing), kRing},
+      {"QuantizedRotatingKVCache", maker<QuantizedRotatingKVCache>(kRing, 0, 32, 8), kRing, true},
+      {"BatchKVCache", maker<BatchKVCache>(one_row)},
+      {"BatchQuantizedKVCache", maker<BatchQuantizedKVCache>(one_row, 32, 8), {}, true},
+      {"BatchRotatingKVCache", maker<BatchRotatingKVCache>(kRing, one_row), kRing},
+      {"BatchQuantizedRotatingKVCache", maker<BatchQuantizedRotatingKVCache>(kRing, one_row, 0, 32, 8), kRing, true}};
+}
+
+TEST(Attend, M8AnyChunkingGivesTheSameAttentionInEveryClass) {
   const Inputs inputs = random_inputs(24);
   const Rope rope = make_rope();
-  for (const std::optional<int> window : {std::optional<int>(), std::optional<int>(5)}) {
-    const mx::array whole = in_chunks(inputs, {24}, &rope, window);
-    EXPECT_TRUE(close(in_chunks(inputs, std::vector<int>(24, 1), &rope, window), whole));
-    EXPECT_TRUE(close(in_chunks(inputs, {7, 1, 1, 9, 6}, &rope, window), whole));
-    EXPECT_TRUE(close(in_chunks(inputs, {1, 16, 1, 1, 5}, &rope, window), whole));
+  for (const Kind& kind : kinds()) {
+    for (const std::optional<int> window : {std::optional<int>(), std::optional<int>(4)}) {
+      SCOPED_TRACE(kind.name + " " + std::to_string(window.value_or(0)));
+      const mx::array whole = in_chunks(kind.make, inputs, {24}, &rope, window);
+      for (const auto& lengths : chunkings(24)) {
+        EXPECT_TRUE(close(in_chunks(kind.make, inputs, lengths, &rope, window), whole))
+            << testing::PrintToString(lengths);
+      }
+      // What it sees is what a growing cache under the same window sees.
+      const std::optional<int> seen = window ? window : kind.max_size;
+      const mx::array growing = in_chunks(maker<KVCache>(), inputs, {24}, &rope, seen);
+      const double tolerance = kind.quantized ? 0.05 : 1e-5;
+      EXPECT_TRUE(mx::allclose(whole, growing, tolerance, tolerance).item<bool>());
+      const mx::array one_more = in_chunks(maker<KVCache>(), inputs, {24}, &rope, seen.value_or(22) + 1);
+      EXPECT_FALSE(mx::allclose(whole, one_more, tolerance, tolerance).item<bool>()) << "the test sees an off by one";
+    }
   }
-  EXPECT_FALSE(close(in_chunks(inputs, {24}, &rope, 5), in_chunks(inputs, {24}, &rope, std::nullopt)));
 }
 
 TEST(Attend, EqualsItsParts) {
@@ -87,6 +154,60 @@ TEST(Attend, EqualsItsParts) {
     EXPECT_TRUE(identical(attended, expected));
   }
   EXPECT_TRUE(identical(cache.saved_state(), parts.saved_state()));
+}
+
+TEST(Attend, S4QuantisedRowsGiveTheAttentionOfTheirDequantisedOnesInPrefillAndDecode) {
+  const Rope rope = make_rope();
+  for (const mx::Dtype dtype : {mx::float32, mx::bfloat16}) {
+    const Inputs inputs = random_inputs(12, dtype);
+    QuantizedKVCache quantized(32, 4);
+    AttentionOptions options;
+    options.rope = &rope;
+    options.scale = 0.3f;
+    for (const auto& [begin, end] : {std::pair(0, 9), std::pair(9, 10), std::pair(10, 11), std::pair(11, 12)}) {
+      options.mask = quantized.make_mask(end - begin);
+      const mx::array q = columns(inputs.queries, begin, end);
+      const mx::array out =
+          quantized.attend(q, columns(inputs.keys, begin, end), columns(inputs.values, begin, end), options);
+      EXPECT_EQ(out.dtype(), dtype);
+      EXPECT_EQ(quantized.length(), end);
+      const auto dense = quantized.to_dequantized();
+      const mx::array expected = scaled_dot_product_attention(
+          rope(q, begin), dynamic_cast<KVCache&>(*dense).keys_and_values(), {options.scale, options.mask, {}});
+      const double tolerance = dtype == mx::float32 ? 1e-5 : 0.02;
+      EXPECT_TRUE(mx::allclose(out, expected, tolerance, tolerance).item<bool>()) << begin;
+    }
+  }
+}
+
+TEST(Attend, S5SinksReachBothKindsOfRows) {
+  const Inputs inputs = random_inputs(5);
+  KVCache dense;
+  QuantizedKVCache quantized(32, 8);
+  AttentionOptions options;
+  options.mask = Causal{};
+  const auto attend = [&](const AttentionCache& cache) {
+    const auto fresh = cache.fork();
+    return dynamic_cast<AttentionCache&>(*fresh).attend(inputs.queries, inputs.keys, inputs.values, options);
+  };
+  const mx::array without = attend(quantized);
+  options.sinks = mx::full({kHeads}, 2.0f);
+  EXPECT_TRUE(mx::allclose(attend(quantized), attend(dense), 0.05, 0.05).item<bool>());
+  EXPECT_FALSE(mx::allclose(attend(quantized), without, 0.05, 0.05).item<bool>());
+}
+
+TEST(Attend, Z3AQuantisedCallThatThrowsHasStoredNothing) {
+  const Inputs inputs = random_inputs(4);
+  QuantizedKVCache cache(32, 8);
+  cache.attend(inputs.queries, inputs.keys, inputs.values, {.mask = Causal{}});
+  const State before = cache.state();
+  AttentionOptions bad_mask, bad_sinks;
+  bad_mask.mask = mx::zeros({5, 7}, mx::bool_);
+  bad_sinks.sinks = mx::zeros({kHeads + 1});
+  for (const AttentionOptions& bad : {bad_mask, bad_sinks}) {
+    EXPECT_THROW(cache.attend(inputs.queries, inputs.keys, inputs.values, bad), Error);
+  }
+  EXPECT_TRUE(identical(cache.state(), before));
 }
 
 TEST(Attend, WithoutRopeRowsAreStoredAsTheyAre) {
