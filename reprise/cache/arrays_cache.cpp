@@ -110,8 +110,11 @@ const ArraysCache& arrays_cache(const char* function, const LayerCache* cache, s
   return *arrays;
 }
 
-// The slots of a file, which agree in their rows: null or an empty list (a hole of the older layout) is unset.
-std::vector<Slot> read_slots(const std::string& function, const State& state) {
+// What an empty list is in a file's slots, where no tensor was: the older layout has no null.
+enum class Hole { damage, unset };
+
+// The slots of a file, which agree in their rows: null is unset.
+std::vector<Slot> read_slots(const std::string& function, const State& state, Hole hole) {
   const auto fail_state = [&](const std::string& what, const State& got) {
     throw Error(ErrorCode::corrupt_data, "[" + function + "] " + what + ", but got " + internal::describe(got));
   };
@@ -122,7 +125,7 @@ std::vector<Slot> read_slots(const std::string& function, const State& state) {
   for (const State& item : *items) {
     const std::string name = "slot " + std::to_string(slots.size());
     const auto* array = item.as_array();
-    if (item.is_null() || (item.as_list() && item.as_list()->empty())) {
+    if (item.is_null() || (hole == Hole::unset && item.as_list() && item.as_list()->empty())) {
       slots.emplace_back();
       continue;
     }
@@ -144,10 +147,16 @@ ArraysCache::ArraysCache(int size, std::vector<int> left_padding) {
   if (!left_padding.empty()) left_padding_ = std::move(left_padding);
 }
 
+std::unique_ptr<ArraysCache> ArraysCache::with_slots(std::vector<Slot> slots) {
+  auto cache = std::make_unique<ArraysCache>(static_cast<int>(slots.size()));
+  cache->slots_ = std::move(slots);
+  return cache;
+}
+
 std::unique_ptr<ArraysCache> ArraysCache::from_state(const State& state) {
   const std::string function = "ArraysCache::from_state";
   const internal::StateReader reader(function, state, {"slots", "left_padding", "lengths"});
-  auto cache = from_legacy(reader.item(0), {});
+  auto cache = with_slots(read_slots(function, reader.item(0), Hole::damage));
   if (!reader.is_null(1)) cache->left_padding_ = reader.integers(1, cache->rows());
   if (!reader.is_null(2)) cache->lengths_ = reader.integers(2, cache->rows());
   return cache;
@@ -155,10 +164,7 @@ std::unique_ptr<ArraysCache> ArraysCache::from_state(const State& state) {
 
 std::unique_ptr<ArraysCache> ArraysCache::from_legacy(const State& state, const Meta& meta) {
   const internal::MetaReader no_items("ArraysCache::from_legacy", meta, {});
-  std::vector<Slot> slots = read_slots("ArraysCache::from_state", state);
-  auto cache = std::make_unique<ArraysCache>(static_cast<int>(slots.size()));
-  cache->slots_ = std::move(slots);
-  return cache;
+  return with_slots(read_slots("ArraysCache::from_legacy", state, Hole::unset));
 }
 
 std::unique_ptr<LayerCache> ArraysCache::merge_rows(const std::vector<const LayerCache*>& caches) {

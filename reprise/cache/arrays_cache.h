@@ -90,6 +90,7 @@ class ArraysCache : public LayerCache, public BatchedCache {
  private:
   using Slot = std::optional<mlx::core::array>;
 
+  static std::unique_ptr<ArraysCache> with_slots(std::vector<Slot> slots);
   void check_slot(const char* function, int slot) const;
   // Remembers `rows` unless something else tells it.
   void keep_rows(int rows);

@@ -4,11 +4,11 @@
 #include <iterator>
 
 #include "reprise/base/error.h"
+#include "reprise/cache/arrays_cache.h"
 #include "reprise/cache/batch_kv_cache.h"
 #include "reprise/cache/batch_quantized_kv_cache.h"
 #include "reprise/cache/batch_quantized_rotating_kv_cache.h"
 #include "reprise/cache/batch_rotating_kv_cache.h"
-#include "reprise/cache/arrays_cache.h"
 #include "reprise/cache/cache_list.h"
 #include "reprise/cache/chunked_kv_cache.h"
 #include "reprise/cache/concatenate_kv_cache.h"
@@ -38,19 +38,19 @@ constexpr CacheClass cache_class(const char* name = Cache::kClassName) {
 // A new class adds its line here.
 // clang-format off
 constexpr CacheClass kCacheClasses[] = {
+    cache_class<ArraysCache>(),
     cache_class<BatchKVCache>(),
     cache_class<BatchQuantizedKVCache>(),
     cache_class<BatchQuantizedRotatingKVCache>(),
     cache_class<BatchRotatingKVCache>(),
-    cache_class<ArraysCache>(),
     cache_class<CacheList>(),
     cache_class<ChunkedKVCache>(),
     cache_class<ConcatenateKVCache>(),
     cache_class<KVCache>(),
     cache_class<MambaCache>("MambaCache"),
-    cache_class<RotatingKVCache>(),
     cache_class<QuantizedKVCache>(),
     cache_class<QuantizedRotatingKVCache>(),
+    cache_class<RotatingKVCache>(),
 };
 // clang-format on
 
@@ -78,5 +78,11 @@ std::unique_ptr<LayerCache> cache_from_legacy(const std::string& class_name, con
 }
 
 bool is_known_cache_class(const std::string& class_name) { return find_class(class_name) != nullptr; }
+
+std::vector<std::string> known_cache_classes() {
+  std::vector<std::string> names;
+  for (const CacheClass& known : kCacheClasses) names.emplace_back(known.name);
+  return names;
+}
 
 }  // namespace reprise

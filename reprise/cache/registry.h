@@ -15,5 +15,7 @@ std::unique_ptr<LayerCache> cache_from_state(const std::string& class_name, cons
 std::unique_ptr<LayerCache> cache_from_legacy(const std::string& class_name, const State& state, const Meta& meta);
 
 bool is_known_cache_class(const std::string& class_name);
+// Each name that a file may use, aliases too.
+std::vector<std::string> known_cache_classes();
 
 }  // namespace reprise
