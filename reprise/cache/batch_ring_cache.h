@@ -67,6 +67,7 @@ class BatchRingCache : public AttentionCache, public BatchedCache {
   Mask make_mask(int N, const MaskOptions& options = {}) const override;
 
   int batch_size() const override { return static_cast<int>(rows_.size()); }
+  // Ends a prompt that is still pending when it announces right padding, which needs lengths too.
   void prepare(const BatchPrompt& prompt) override;
   void finalize() override;
   // Columns stay as they are; of no rows nothing is left but their form.
