@@ -297,7 +297,7 @@ BatchGrowingCache::Parts BatchGrowingCache::merged_parts(const std::string& func
     if (like == nullptr) like = &*source.buffer;
   }
   for (const Source& source : sources) parts.left_padding.push_back(parts.idx - source.length);
-  if (parts.idx == 0) return parts;
+  if (parts.idx == 0 || like == nullptr) return parts;
 
   std::vector<KVColumns> rows;
   for (const Source& source : sources) {

@@ -199,6 +199,19 @@ TEST(BatchKVCache, P5PendingPaddingGoesThroughAFile) {
   expect_holds(restored, kPrompts);
 }
 
+TEST(BatchKVCache, P2ABatchOfNoRowsGoesThroughAFile) {
+  const TemporaryFolder folder;
+  PromptCache cache;
+  auto batch = std::make_unique<BatchKVCache>(filled(kPrompts));
+  batch->filter({});
+  cache.push_back(std::move(batch));
+  LoadedPromptCache loaded = load_prompt_cache_file(save_prompt_cache((folder.path() / "batch").string(), cache, {}));
+  auto& restored = loaded.cache.at<BatchKVCache>(0);
+  EXPECT_TRUE(identical(restored.saved_state(), cache[0].saved_state()));
+  restored.extend(filled({{1}, {2}}));
+  expect_holds(restored, {{1}, {2}});
+}
+
 TEST(BatchKVCache, P5ExtraMembersThatDoNotFitAreRefused) {
   BatchKVCache cache = filled(kPrompts);
   const std::vector<ExtraState> wrong = {{{"right_padding", std::vector<int>{1, 2}}},
