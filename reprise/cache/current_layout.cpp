@@ -91,7 +91,8 @@ ParsedFile parse_current(const Tensors& tensors, const TextMap& metadata) {
   }
   for (std::size_t layer = 0; layer < file.layers.size(); ++layer) {
     file.layers[layer].state = states.item(layer).convert<State>(
-        [](const State& leaf) { return leaf; }, [](State::List items) { return State(std::move(items)); });
+        std::to_string(layer), [](const State& leaf) { return leaf; },
+        [](State::List items) { return State(std::move(items)); });
   }
   return file;
 }

@@ -83,9 +83,10 @@ ParsedFile parse_legacy(const Tensors& tensors, const TextMap& metadata) {
   }
   for (std::size_t layer = 0; layer < num_layers; ++layer) {
     file.layers[layer].state = states.item(layer).convert<State>(
-        [](const State& leaf) { return leaf; }, [](State::List items) { return State(std::move(items)); });
+        std::to_string(layer), [](const State& leaf) { return leaf; },
+        [](State::List items) { return State(std::move(items)); });
     file.layers[layer].meta = metas.item(0).item(layer).convert<Meta>(
-        [](const std::string& text) { return Meta(text); },
+        "0." + std::to_string(layer), [](const std::string& text) { return Meta(text); },
         [](Meta::List items) { return items.empty() ? Meta() : Meta(std::move(items)); });
   }
   return file;

@@ -50,16 +50,17 @@ class PathTree {
     return found == items_.end() ? nothing : found->second;
   }
 
-  // The tree as nested values: `to_leaf(Leaf)` and `to_list(std::vector<Value>)` make a Value.
+  // The tree as nested values: `to_leaf(Leaf)` and `to_list(std::vector<Value>)` make a Value. `path`: this node's.
   template <typename Value, typename ToLeaf, typename ToList>
-  Value convert(const ToLeaf& to_leaf, const ToList& to_list) const {
+  Value convert(const std::string& path, const ToLeaf& to_leaf, const ToList& to_list) const {
     if (leaf_) return to_leaf(*leaf_);
     std::vector<Value> values;
     for (const auto& [index, item] : items_) {
+      const std::string name = path + "." + std::to_string(index);
       // Empty lists leave no trace, so some holes are right; a damaged index must not make us allocate.
-      if (index > values.size() + kMaxHoles) fail_path(std::to_string(index), "a list must not have so many holes");
+      if (index > values.size() + kMaxHoles) fail_path(name, "a list must not have so many holes");
       while (values.size() < index) values.push_back(to_list({}));
-      values.push_back(item.template convert<Value>(to_leaf, to_list));
+      values.push_back(item.template convert<Value>(name, to_leaf, to_list));
     }
     return to_list(std::move(values));
   }

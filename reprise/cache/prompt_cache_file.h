@@ -31,7 +31,8 @@ struct SaveOptions {
   PromptCacheLayout layout = PromptCacheLayout::current;
   PromptCacheExtension extension = {};  // current layout only
   // Quantised classes that mlx-lm does not have are written dequantised, as the nearest class that it has. Loading the
-  // current layout gives the quantised class back, its numbers within rounding; loading the legacy one, mlx-lm's.
+  // current layout gives the quantised class back, its numbers within one step of quantisation; loading the legacy one
+  // gives that class of mlx-lm.
   bool portable = false;
   bool verify = true;                 // re-read the temporary file before it takes the target's name
   FileSystem* file_system = nullptr;  // null: the real one
