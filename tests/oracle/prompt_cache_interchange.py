@@ -16,7 +16,8 @@ from importlib.metadata import version
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models.cache import KVCache, load_prompt_cache, save_prompt_cache, trim_prompt_cache
+from mlx_lm.models.cache import (ArraysCache, BatchRotatingKVCache, CacheList, ChunkedKVCache, KVCache,
+                                 load_prompt_cache, save_prompt_cache, trim_prompt_cache)
 
 VERSION = version("mlx-lm")
 LEGACY = tuple(int(part) for part in VERSION.split(".")[:2]) < (0, 32)
@@ -119,7 +120,67 @@ class Interchange:
         rest = [{k: v for k, v in m.items() if LEGACY or k[:2] != "2."} for m in metas]
         self.check(rest[0] == rest[1], f"metadata {rest}")
 
+    def shown_by(self, cache, given, path="0"):
+        """What prompt_cache_tool's go_on notes, of an mlx-lm cache."""
+        out = {}
+        if isinstance(cache, CacheList):
+            for i, child in enumerate(cache.caches):
+                out |= self.shown_by(child, given, f"{path}.{i}")
+        elif isinstance(cache, ArraysCache):
+            out |= {f"{path}.slot{i}": slot for i, slot in enumerate(cache.cache) if slot is not None}
+        else:
+            for field in ("_right_padding", "_lengths"):  # from_state forgets them
+                if "Batch" in type(cache).__name__ and not hasattr(cache, field):
+                    setattr(cache, field, None)
+            for step in range(3):
+                name = f"{path}.step{step}"
+                shown = cache.update_and_fetch(given[f"{name}.keys"], given[f"{name}.values"])
+                flat = [a for part in shown for a in (part if isinstance(part, (list, tuple)) else [part])]
+                # Copies: later updates of a full ring change what it has shown.
+                out |= {f"{name}.shown{i}": mx.array(np.array(a.astype(mx.float32))).astype(a.dtype)
+                        if a.dtype != mx.uint32 else mx.array(np.array(a)) for i, a in enumerate(flat)}
+        return out
+
+    def mend(self, cache, file):
+        """What the loader of 0.31 and earlier gets wrong about files of its own."""
+        if isinstance(cache, ChunkedKVCache):
+            cache.offset = cache.start_position + cache.keys.shape[2]
+        elif isinstance(cache, BatchRotatingKVCache):
+            cache.rotated = read_header(file)["__metadata__"]["0.0.3"] == "True"
+
+    def state(self, name):
+        """One state of tests/cache/cache_samples.cpp, both ways."""
+        files = [self.folder / f"{part}.safetensors" for part in ("ours", "out", "theirs", "shown", "copy")]
+        ours, out, theirs, shown, copy = files
+        self.run("write-state", name, ours, out, *(["layout=legacy"] if LEGACY else []))
+        wanted = mx.load(str(out))
+        cache, metadata = load_prompt_cache(str(ours), return_metadata=True)
+        self.check(metadata == {"sample": name} and len(cache) == 1, f"{name}: metadata {metadata}")
+        if LEGACY:
+            self.mend(cache[0], ours)
+        save_prompt_cache(str(theirs), cache, metadata)
+        told = self.shown_by(cache[0], wanted)
+        self.check(set(told) == {n for n in wanted if ".shown" in n or ".slot" in n}, f"{name}: {sorted(told)}")
+        for what, value in told.items():
+            self.check(same(value, wanted[what]), f"mlx-lm {VERSION} goes on with our {name}: {what}")
+        a, b = read_header(ours), read_header(theirs)
+        for header in (a, b):
+            header["__metadata__"].pop("" if LEGACY else "2.0", None)
+        # The numbering of kinds is free.
+        self.check(sorted(a["__metadata__"].values()) == sorted(b["__metadata__"].values()), f"{name}: metadata")
+        self.check({k: v.get("dtype") for k, v in a.items()} == {k: v.get("dtype") for k, v in b.items()},
+                   f"{name}: tensors")
+        self.run("continue-state", theirs, out, shown, copy)
+        got = mx.load(str(shown))
+        self.check(set(got) == set(told), f"{name}: {sorted(got)}")
+        for what, value in got.items():
+            self.check(same(value, wanted[what]), f"ours go on with mlx-lm {VERSION}'s {name}: {what}")
+        if "layers" not in read_header(ours)["__metadata__"]["2.0"]:
+            self.check(copy.read_bytes() == ours.read_bytes(), f"{name}: our file of mlx-lm's differs from our own")
+
     def run_all(self):
+        for name in json.loads(self.run("samples", "legacy" if LEGACY else "current")):
+            self.state(name)
         for case in CASES:
             self.ours_to_oracle(*case)
             self.oracle_to_ours(*case)
