@@ -28,6 +28,7 @@ struct Flags {
   std::string prompt_cache_file;
   std::optional<std::string> eos_token;
   PromptCacheLayout layout = PromptCacheLayout::current;
+  bool portable = false;
 };
 
 // The file cannot be written after minutes of work: better to know before.
@@ -60,7 +61,7 @@ std::string lasting_name(const std::string& name) {
 
 std::string save(const Flags& flags, const std::string& name, const LoadedModel& model, const RecordedCache& cache,
                  const PromptRecord& record) {
-  SaveOptions options{.layout = flags.layout};
+  SaveOptions options{.layout = flags.layout, .portable = flags.portable};
   if (flags.layout == PromptCacheLayout::current) {
     options.extension = {
         .tokens = cache.tokens, .model_fingerprint = model.fingerprint, .app_json = prompt_record_to_json(record)};
@@ -128,14 +129,18 @@ void add_cache_prompt(CLI::App& app, Action& chosen) {
       ->required()
       ->type_name("");
   add_text_flag(*command, {"--eos-token", "A token that ends answers, recorded in the file"}, flags->eos_token);
-  add_flag_with_value(*command,
-                      {"--cache-format", "current, or legacy for mlx-lm before 0.32 and mlx-swift-lm [current]"},
-                      [flags](const std::string& text) {
-                        if (text != "current" && text != "legacy") {
-                          throw UsageError("--cache-format must be current or legacy, but got \"" + text + "\"");
-                        }
-                        flags->layout = text == "legacy" ? PromptCacheLayout::legacy : PromptCacheLayout::current;
-                      });
+  add_flag_with_value(
+      *command,
+      {"--cache-format",
+       "current; portable, which mlx-lm reads whatever the kinds of the caches are; or legacy, the same "
+       "for mlx-lm before 0.32 and mlx-swift-lm [current]"},
+      [flags](const std::string& text) {
+        if (text != "current" && text != "portable" && text != "legacy") {
+          throw UsageError("--cache-format must be current, portable or legacy, but got \"" + text + "\"");
+        }
+        flags->layout = text == "legacy" ? PromptCacheLayout::legacy : PromptCacheLayout::current;
+        flags->portable = text != "current";
+      });
   add_template_flags(*command, flags->chat_template);
   add_prefill_flag(*command, flags->generate);
   add_kv_cache_flags(*command, flags->kv_cache);
