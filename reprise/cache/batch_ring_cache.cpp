@@ -32,7 +32,7 @@ KVColumns take_columns(const KVColumns& columns, const std::vector<int>& from, i
   for (const mx::array& tensor : columns.tensors()) {
     mx::Shape shape = tensor.shape();
     shape[2] = count;
-    tensors.push_back(mx::take_along_axis(tensor, mx::broadcast_to(indices, std::move(shape)), 2));
+    tensors.push_back(mx::take_along_axis(tensor, mx::broadcast_to(indices, shape), 2));
   }
   return KVColumns(std::move(tensors), columns.quantization());
 }
@@ -121,7 +121,7 @@ KeysValues BatchRingCache::update_and_fetch(const mx::array& keys, const mx::arr
   if (buffer_) buffer_->check_like(function, added);
   check_first_rows(function, buffer_, added);
   if (added.width() == 0) return keys_and_values();
-  if (added.width() == 1 && is_pending()) {
+  if (added.width() == 1 && is_in_padded_prompt()) {
     fail(ErrorCode::failed_precondition, function, "finalize must come between a right-padded prompt and one token", 1);
   }
   int counted = columns_written_;
