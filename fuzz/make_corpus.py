@@ -82,6 +82,21 @@ def seeds() -> dict:
     for name, kind, items, size in [("q4_0", 2, 32, 18), ("q4_1", 3, 32, 20), ("q8_0", 8, 32, 34),
                                     ("q4_k", 12, 256, 144), ("q5_k", 13, 256, 176), ("f16", 1, 4, 8), ("bf16", 30, 4, 8)]:
         files[f"gguf/llama_{name}"] = llama(kind, bytes(range(size)), items)
+    keys, one = {"dtype": "F32", "shape": [1, 1, 1, 1]}, {"dtype": "I32", "shape": [], "data_offsets": [8, 12]}
+    pair = [keys | {"data_offsets": [0, 4]}, keys | {"data_offsets": [4, 8]}]
+    files["prompt_cache/current"] = safetensors(
+        {"0.0": pair[0], "0.1": pair[1], "0.2": one,
+         "__metadata__": {"0.k": "v", "1.0": "KVCache", "2.0": '{"reprise":1,"layers":{"0":{"state":{"keep":4}}}}',
+                          "2.1.0": "0.2", "2.1.1": "scalar"}}, bytes(8) + struct.pack("<i", 1))
+    files["prompt_cache/list"] = safetensors(
+        {"0.0.0.0": pair[0], "0.0.0.1": pair[1], "0.0.0.2": one,
+         "0.0.1": {"dtype": "I32", "shape": [7], "data_offsets": [12, 40]},
+         "__metadata__": {"1.0": "CacheList", "2.0": "", "2.1.0": "0.0.0.2", "2.1.1": "scalar", "2.2.0": "0.0.1",
+                          "2.2.1": "string"}}, bytes(8) + struct.pack("<8i", 1, *map(ord, "KVCache")))
+    for name, meta in {"KVCache": [], "RotatingKVCache": ["0", "8", "1", "1"], "ChunkedKVCache": ["4", "0"]}.items():
+        metas = {f"0.0.{i}": text for i, text in enumerate(meta)} or {"0.0": ""}
+        files[f"prompt_cache/legacy_{name}"] = safetensors(
+            {"0.0": pair[0], "0.1": pair[1], "__metadata__": metas | {"1.k": "v", "2.0": name}}, bytes(8))
     for length in (600, 2400):  # the head of a file as other programs write it
         files[f"gguf/head_{length}"] = (DATA / "tiny_llama.gguf").read_bytes()[:length]
     return files
