@@ -19,7 +19,7 @@ std::vector<std::string> chat(const std::string& model, std::vector<std::string>
 // What was written to standard output since `before`, without the last newline.
 std::string since(const std::string& out, std::size_t before) { return out.substr(before, out.size() - before - 1); }
 
-TEST(Chat, RemembersAndComputesOnlyWhatIsNew) {
+TEST(Chat, G5G6RemembersAndComputesOnlyWhatIsNew) {
   REPRISE_NEED_MODEL(model);
   const auto outcome =
       run_program(chat(model, {"--temp", "0", "--max-tokens", "40"}), "My name is Ada.\nWhat is my name?\n");
@@ -54,6 +54,23 @@ TEST(Chat, GoesOnAfterSaveEndAndLoadAsIfItHadNotStopped) {
   EXPECT_EQ(second.exit_code, 0) << second.err;
   EXPECT_EQ(second.out, first.out.substr(before));
   EXPECT_EQ(stats_of(second.err, 0)["cached_tokens"], stats_of(first.err, 1)["cached_tokens"]);
+}
+
+TEST(Chat, G12ABoundedChatIsLoadedWithItsOwnOptions) {
+  REPRISE_NEED_MODEL(model);
+  const TemporaryFolder folder;
+  const auto file = folder.file("chat.safetensors");
+  const std::vector<std::string> short_answers = {"--temp", "0", "--max-tokens", "6"};
+  auto bounded = chat(model, short_answers);
+  bounded.insert(bounded.end(), {"--max-kv-size", "32"});
+  const auto first = run_program(bounded, "My name is Ada.\nAnd yours?\n/save " + file + "\nSay it again.\n");
+  ASSERT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_EQ(first.err.find("layers 0-29: RotatingKVCache(32, keep 4)\n"), 0u) << first.err;
+  const auto second = run_program(chat(model, short_answers), "/load " + file + "\nSay it again.\n");
+  ASSERT_EQ(second.exit_code, 0) << second.err;
+  EXPECT_NE(second.err.find("layers 0-29: RotatingKVCache(32, keep 4)"), std::string::npos) << second.err;
+  EXPECT_TRUE(first.out.ends_with(second.out)) << first.out << second.out;
+  EXPECT_EQ(stats_of(second.err, 0)["cached_tokens"], stats_of(first.err, 2)["cached_tokens"]);
 }
 
 TEST(Chat, TheSameQuestionAfterUndoGetsTheSameAnswer) {

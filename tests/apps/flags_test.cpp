@@ -116,6 +116,10 @@ TEST(Program, GoodFlagsGetAsFarAsTheModel) {
       {"generate", "--prompt=", "--stop", "a", "--stop", "b", "--extra-eos-token", "<a>", "<b>", "--temp", "1"},
       {"generate", "--presence-penalty", "-1.5", "--frequency-penalty", "-2", "--logit-bias", "{\"5\":-1}"},
       {"generate", "--chat-template-config", "{\"enable_thinking\":false}", "--dtype", "bfloat16"},
+      {"generate", "--max-kv-size", "5", "--kv-bits", "5", "--kv-group-size", "128", "--quantized-kv-start", "0"},
+      {"chat", "--max-kv-size", "2147483647", "--kv-bits", "6", "--verify-reuse"},
+      {"chat", "--verify-reuse=0.25", "--verify-reuse", "1", "--stats"},
+      {"cache-prompt", "--prompt", "x", "--prompt-cache-file", "x", "--max-kv-size", "64", "--kv-bits", "2"},
       {"cache-prompt", "--prompt", "x", "--prompt-cache-file", "x", "--cache-format", "legacy"},
   };
   for (const auto& arguments : cases) {

@@ -23,7 +23,7 @@ Outcome cache_prompt(const std::string& model, const std::string& prompt, const 
   return run_program(arguments, prompt);
 }
 
-TEST(Generate, ContinuingACachedPromptEqualsTheWholePrompt) {
+TEST(Generate, G10G11ContinuingACachedPromptEqualsTheWholePrompt) {
   REPRISE_NEED_MODEL(model);
   const TemporaryFolder folder;
   const auto file = folder.file("prompt.safetensors");
@@ -46,7 +46,7 @@ TEST(Generate, ContinuingACachedPromptEqualsTheWholePrompt) {
   EXPECT_GT(warm_stats["cached_tokens"], 20);
 }
 
-TEST(Generate, ATokenAcrossTheSeamIsNoticedAndMended) {
+TEST(Generate, G11ATokenAcrossTheSeamIsNoticedAndMended) {
   REPRISE_NEED_MODEL(model);
   const TemporaryFolder folder;
   const auto file = folder.file("prompt.safetensors");
@@ -56,6 +56,58 @@ TEST(Generate, ATokenAcrossTheSeamIsNoticedAndMended) {
   EXPECT_NE(warm.err.find("within a token"), std::string::npos) << warm.err;
   const auto whole = run_program(generate(model, {"-p", "Tell me about elephants.", "-m", "6"}));
   EXPECT_EQ(warm.out, whole.out);
+}
+
+TEST(Generate, G10G11AQuantisedPromptIsSavedSoAndContinuedOnlyWithItsOwnNumbers) {
+  REPRISE_NEED_MODEL(model);
+  const TemporaryFolder folder;
+  const auto file = folder.file("prompt.safetensors");
+  const auto cached = cache_prompt(model, "My name is Ada and", file,
+                                   {"--kv-bits", "8", "--kv-group-size", "32", "--quantized-kv-start", "0"});
+  ASSERT_EQ(cached.exit_code, 0) << cached.err;
+  EXPECT_NE(cached.err.find("from token 0 on QuantizedKVCache(8 bits, groups of 32)"), std::string::npos) << cached.err;
+  const auto continued = [&](const std::vector<std::string>& flags) {
+    auto arguments = generate(model, {"--prompt-cache-file", file, "-p", " I have a cat.", "-m", "2"});
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    return run_program(arguments);
+  };
+  const auto warm = continued({"--kv-bits", "8", "--kv-group-size", "32"});
+  ASSERT_EQ(warm.exit_code, 0) << warm.err;
+  EXPECT_NE(warm.err.find("layers 0-29: QuantizedKVCache(8 bits, groups of 32)"), std::string::npos) << warm.err;
+  EXPECT_EQ(continued({}).out, warm.out) << "the file's own numbers count where none are given";
+  const std::vector<std::pair<std::string, std::string>> others = {
+      {"--kv-bits", "4"}, {"--kv-group-size", "64"}, {"--max-kv-size", "100"}};
+  for (const auto& [flag, value] : others) {
+    const auto refused = continued({flag, value});
+    EXPECT_EQ(refused.exit_code, 1);
+    EXPECT_EQ(refused.out, "");
+    EXPECT_NE(refused.err.find("layer 0, but " + flag + " " + value), std::string::npos) << refused.err;
+  }
+}
+
+TEST(Generate, F8AGroupSizeThatDoesNotFitIsOneErrorThatSaysWhatFits) {
+  REPRISE_NEED_MODEL(model);
+  const auto refused = run_program(generate(model, {"-p", "hi", "--kv-bits", "4", "--kv-group-size", "128"}));
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_EQ(refused.out, "");
+  EXPECT_EQ(count_lines(refused.err), 1) << refused.err;
+  EXPECT_NE(refused.err.find("--kv-group-size 32 or 64"), std::string::npos) << refused.err;
+}
+
+TEST(Generate, G8X8ABoundedPromptIsContinuedAndVerified) {
+  REPRISE_NEED_MODEL(model);
+  const TemporaryFolder folder;
+  const auto file = folder.file("prompt.safetensors");
+  std::string text = "Numbers:";
+  for (int i = 0; i < 40; ++i) text += " " + std::to_string(i);
+  const auto cached = cache_prompt(model, text, file, {"--max-kv-size", "64", "--prefill-step-size", "32"});
+  ASSERT_EQ(cached.exit_code, 0) << cached.err;
+  const auto warm = run_program(generate(model, {"--prompt-cache-file", file, "-p", " and so on.", "-m", "3",
+                                                 "--prefill-step-size", "32", "--verify-reuse"}));
+  ASSERT_EQ(warm.exit_code, 0) << warm.err;
+  EXPECT_NE(warm.err.find("layers 0-29: RotatingKVCache(64, keep 4)"), std::string::npos) << warm.err;
+  EXPECT_NE(warm.err.find("\"reuse_checks\":1,\"reuse_mismatches\":0"), std::string::npos) << warm.err;
+  EXPECT_GT(stats_of(warm.err, 0)["cached_tokens"], 64);
 }
 
 TEST(Generate, AnotherSystemPromptThanTheCachesIsNoticed) {

@@ -220,6 +220,11 @@ TEST(StatsLine, IsOneLineOfJson) {
   EXPECT_EQ(stats_line(stats),
             "stats {\"prompt_tokens\":10,\"cached_tokens\":4,\"completion_tokens\":0,\"ttft_ms\":0.0,"
             "\"prefill_tps\":0.00,\"decode_tps\":0.00}");
+  stats.reuse_checks = 2;
+  stats.reuse_mismatches = 1;
+  stats.reuse_error = 0.25;
+  const std::string checks = ",\"reuse_checks\":2,\"reuse_mismatches\":1,\"reuse_error\":0.25}";
+  EXPECT_TRUE(stats_line(stats).ends_with("\"decode_tps\":0.00" + checks)) << stats_line(stats);
 }
 
 }  // namespace

@@ -113,5 +113,78 @@ TEST_F(SmallModelTest, UndoAndTheSameQuestionGiveTheSameAnswer) {
   EXPECT_EQ(again.stats.cached_tokens, first.stats.prompt_tokens - 1);
 }
 
+// Some fifty tokens that differ with `n`.
+std::string paragraph(int n) {
+  std::string text = "Here is part " + std::to_string(n) + " of the list:";
+  for (const char* word : {"apples", "rivers", "copper", "violins", "snow", "bridges", "salt", "pepper", "candles"}) {
+    text += " " + std::to_string(n * 7 + static_cast<int>(text.size()) % 10) + " " + word + ",";
+  }
+  return text + " and more. Go on.";
+}
+
+TEST_F(SmallModelTest, G8AChatGoesOnPastThreeWindowsAndEqualsAColdRunOverTheSameRing) {
+  const GenerateOptions options{.max_tokens = 5, .kv_cache = {.max_kv_size = 128}};
+  ChatSession session(*shared, {.generate = options});
+  GenerateResult last;
+  for (int n = 0; session.cache().tokens.size() < 3 * 128 + 20; ++n) last = session.say(paragraph(n));
+  EXPECT_EQ(session.cache().cache[0].class_name(), "RotatingKVCache");
+  EXPECT_GT(last.stats.cached_tokens, 3 * 128 - 100);
+  EXPECT_FALSE(last.text.empty());
+
+  // Cold, in the same pieces, up to the last prompt's last token; then the same answer again.
+  const RecordedCache& warm = session.cache();
+  RecordedCache cold{make_prompt_cache(*shared->model, 128), {}};
+  std::size_t pieces = 0;
+  for (std::size_t at = 0; at + 1 < static_cast<std::size_t>(last.stats.prompt_tokens); ++pieces) {
+    const auto size = static_cast<std::size_t>(warm.pieces[pieces]);
+    const auto piece = std::span(warm.tokens).subspan(at, size);
+    shared->model->forward(mx::array(piece.data(), {1, static_cast<int>(size)}, mx::int32), cold.cache);
+    cold.cache.eval();
+    cold.tokens.insert(cold.tokens.end(), piece.begin(), piece.end());
+    at += size;
+  }
+  ASSERT_EQ(static_cast<int>(cold.tokens.size()), last.stats.prompt_tokens - 1);
+  const TokenId last_of_prompt = warm.tokens[cold.tokens.size()];
+  EXPECT_EQ(generate(*shared, std::span(&last_of_prompt, 1), cold, options).tokens, last.tokens);
+  ASSERT_EQ(cold.tokens, warm.tokens);
+  PromptCache a = warm.cache.fork();
+  PromptCache b = cold.cache.fork();
+  const auto got = last_logits({42}, a);
+  const auto want = last_logits({42}, b);
+  EXPECT_LT(mx::max(mx::abs(mx::subtract(got, want))).item<float>() / mx::max(mx::abs(want)).item<float>(), 1e-4f);
+
+  session.undo();
+  const auto again = session.say(paragraph(99));
+  EXPECT_GT(again.stats.cached_tokens, 3 * 128 - 100) << "from a snapshot";
+}
+
+TEST_F(SmallModelTest, G4EightBitsFromTheStartAndFromTheMiddleOfAnAnswerStayNearTheDenseCache) {
+  const Tokens prompt = shared->tokenizer.encode("My name is Ada and I live in a small town by the sea. My name is");
+  const auto size = static_cast<int>(prompt.size());
+  const auto run = [&](const KVCacheOptions& kv, const Tokens& more) {
+    RecordedCache cache{make_prompt_cache(*shared->model, kv.max_kv_size), {}};
+    generate(*shared, prompt, cache, {.max_tokens = 0, .kv_cache = kv});
+    for (const TokenId id : more) generate(*shared, Tokens{id}, cache, {.max_tokens = 0, .kv_cache = kv});
+    return last_logits({42}, cache.cache);
+  };
+  RecordedCache dense{shared->model->make_cache(), {}};
+  const auto answer = generate(*shared, prompt, dense, {.max_tokens = 4}).tokens;
+  const auto want = run({}, answer);
+  const auto error = [&](const KVCacheOptions& kv) {
+    const auto got = run(kv, answer);
+    return mx::max(mx::abs(mx::subtract(got, want))).item<float>() / mx::max(mx::abs(want)).item<float>();
+  };
+  EXPECT_LT(error({.kv_bits = 8, .quantized_kv_start = 0}), 0.03f);
+  EXPECT_LT(error({.kv_bits = 8, .quantized_kv_start = size + 2}), 0.03f);
+  EXPECT_LT(error({.max_kv_size = 256, .kv_bits = 8, .quantized_kv_start = size + 2}), 0.03f);
+  EXPECT_LT(error({.kv_bits = 4, .quantized_kv_start = size + 2}), 0.4f);
+
+  RecordedCache cache{shared->model->make_cache(), {}};
+  const auto crossed =
+      generate(*shared, prompt, cache, {.max_tokens = 4, .kv_cache = {.kv_bits = 8, .quantized_kv_start = size + 2}});
+  EXPECT_EQ(crossed.tokens, answer);
+  EXPECT_EQ(cache.cache[0].class_name(), "QuantizedKVCache");
+}
+
 }  // namespace
 }  // namespace reprise
