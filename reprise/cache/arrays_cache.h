@@ -73,6 +73,7 @@ class ArraysCache : public LayerCache, public BatchedCache {
   }
 
   int batch_size() const override { return rows().value_or(1); }
+  bool is_in_padded_prompt() const override { return lengths_.has_value(); }
   // Takes `lengths`, real tokens per row of the coming right-padded prompt; the rest does not concern it.
   void prepare(const BatchPrompt& prompt) override;
   // No more paddings.

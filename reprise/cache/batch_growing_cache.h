@@ -24,6 +24,7 @@ class BatchGrowingCache : public AttentionCache, public BatchedCache {
   const std::vector<int>& left_padding() const { return left_padding_; }
   // Filler that finalize will move before the rows; empty when nothing is pending.
   const std::vector<int>& right_padding() const { return right_padding_; }
+  bool is_in_padded_prompt() const override { return !right_padding_.empty(); }
   // Column of the next token, the same for all rows.
   int idx() const { return idx_; }
 

@@ -67,6 +67,7 @@ class BatchRingCache : public AttentionCache, public BatchedCache {
   Mask make_mask(int N, const MaskOptions& options = {}) const override;
 
   int batch_size() const override { return static_cast<int>(rows_.size()); }
+  bool is_in_padded_prompt() const override;
   // Ends a prompt that is still pending when it announces right padding, which needs lengths too.
   void prepare(const BatchPrompt& prompt) override;
   void finalize() override;
@@ -118,7 +119,6 @@ class BatchRingCache : public AttentionCache, public BatchedCache {
 
  private:
   int ring_size() const { return max_size_ - keep_; }
-  bool is_pending() const;
   // How far each row must roll so that its filler lies before it; `rows` are then those.
   static std::vector<int> move_filler(std::vector<Row>& rows);
   // What `stored` is when nothing else is known.

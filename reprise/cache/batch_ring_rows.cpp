@@ -33,7 +33,7 @@ bool any_positive(const std::vector<int>& counts) {
 
 }  // namespace
 
-bool BatchRingCache::is_pending() const {
+bool BatchRingCache::is_in_padded_prompt() const {
   return std::any_of(rows_.begin(), rows_.end(), [](const Row& row) { return row.limit != kNoLimit; });
 }
 
@@ -89,7 +89,7 @@ void BatchRingCache::prepare(const BatchPrompt& prompt) {
 }
 
 void BatchRingCache::finalize() {
-  if (!is_pending()) return;
+  if (!is_in_padded_prompt()) return;
   std::vector<Row> rows = rows_;
   const std::vector<int> shifts = move_filler(rows);
   for (Row& row : rows) row.limit = kNoLimit;

@@ -113,7 +113,7 @@ ExtraState BatchRingCache::extra_state() const {
     stored.push_back(row.stored);
     told = told && row.stored == expected_stored(row);
   }
-  if (is_pending()) extra[kLengths] = std::move(limits);
+  if (is_in_padded_prompt()) extra[kLengths] = std::move(limits);
   if (!told) extra[kStored] = std::move(stored);
   return extra;
 }
@@ -149,11 +149,13 @@ void BatchRingCache::set_extra_state(const ExtraState& extra) {
 }
 
 void BatchRingCache::set_keep(const std::string& function, std::int64_t keep) {
-  const int most = std::min(max_size_ - 1, buffer_ ? std::min(idx_, buffer_->width()) : max_size_ - 1);
+  // The columns of an earlier keep go back to the ring first: setting it twice is setting it once.
+  const int idx = buffer_ ? idx_ + keep_ : 0;
+  const int most = std::min(max_size_ - 1, buffer_ ? std::min(idx, buffer_->width()) : max_size_ - 1);
   if (keep < 0 || keep > most) {
     fail_extra(function, "keep must lie in [0, " + std::to_string(most) + "]", std::to_string(keep));
   }
-  if (buffer_) idx_ -= static_cast<int>(keep);
+  if (buffer_) idx_ = idx - static_cast<int>(keep);
   keep_ = static_cast<int>(keep);
   for (Row& row : rows_) row.stored = expected_stored(row);
 }

@@ -29,6 +29,8 @@ class BatchedCache {
   virtual void prepare(const BatchPrompt& prompt) = 0;
   // The prompt is over: rows end together again. Nothing when nothing is pending.
   virtual void finalize() = 0;
+  // Between prepare and finalize of a right-padded prompt. Until then positions may count filler.
+  virtual bool is_in_padded_prompt() const = 0;
   // N more columns of the prompt were processed; for classes that count them here.
   virtual void advance(int /*N*/) {}
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <utility>
 
 #include "reprise/base/error.h"
 #include "reprise/cache/arrays_cache.h"
@@ -288,6 +289,13 @@ void CacheList::change_batches(const char* function, const std::function<void(Ba
 }
 
 int CacheList::batch_size() const { return known_rows(*this).value_or(1); }
+
+bool CacheList::is_in_padded_prompt() const {
+  return std::any_of(children_.begin(), children_.end(), [](const auto& child) {
+    const BatchedCache* batch = batched(std::as_const(*child));
+    return batch && batch->is_in_padded_prompt();
+  });
+}
 
 void CacheList::prepare(const BatchPrompt& prompt) {
   change_batches("prepare", [&](BatchedCache& child, std::size_t) { child.prepare(prompt); });

@@ -83,6 +83,7 @@ class CacheList final : public LayerCache, public BatchedCache {
 
   // Throw unsupported, besides, for a child without batch operations; only advance passes over it.
   int batch_size() const override;
+  bool is_in_padded_prompt() const override;  // any child
   void prepare(const BatchPrompt& prompt) override;
   void finalize() override;
   void advance(int N) override;

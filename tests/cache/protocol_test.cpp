@@ -345,5 +345,16 @@ TEST(Protocol, Z1FilesHoldAListWithOneOfEachClass) {
   }
 }
 
+TEST(Protocol, Z4ErrorsCarryTheirKindAndNameTheFunctionAndWhatItGot) {
+  KVCache cache;
+  append(cache, range(0, 2));
+  EXPECT_EQ(error_of([&] { cache.trim(-3); }), "invalid_argument: [KVCache::trim] n must not be negative, but got -3");
+  EXPECT_EQ(error_of([] { KVCache().keys_and_values(); }).substr(0, 19), "failed_precondition");
+  EXPECT_EQ(error_of([] { ChunkedKVCache(4).to_quantized(); }).substr(0, 11), "unsupported");
+  EXPECT_EQ(error_of([] { cache_from_state("NoSuchCache", State()); }).substr(0, 11), "unsupported");
+  EXPECT_EQ(error_of([] { cache_from_state("KVCache", State(7)); }).substr(0, 12), "corrupt_data");
+  EXPECT_EQ(error_of([] { load_prompt_cache("no_such_file.safetensors"); }).substr(0, 9), "not_found");
+}
+
 }  // namespace
 }  // namespace reprise

@@ -39,6 +39,14 @@ void observe_batch_ring(const LayerCache& cache, Json& out) {
   out["max_size"] = batch.max_size();
 }
 
+void observe_ring(const LayerCache& cache, Json& out) {
+  observe_offset(cache, out);
+  const auto& ring = dynamic_cast<const internal::RingCache&>(cache);
+  out["max_size"] = ring.max_size();
+  out["keep"] = ring.keep();
+  out["idx"] = ring.idx();
+}
+
 void observe_arrays(const LayerCache& cache, Json& out) {
   const auto& arrays = dynamic_cast<const ArraysCache&>(cache);
   const auto counts = [](const std::optional<std::vector<int>>& values) { return values ? Json(*values) : Json(); };
@@ -86,14 +94,6 @@ CacheClass cache_list_class() {
     return dynamic_cast<CacheList&>(cache).child(index);
   };
   return entry;
-}
-
-void observe_ring(const LayerCache& cache, Json& out) {
-  observe_offset(cache, out);
-  const auto& ring = dynamic_cast<const internal::RingCache&>(cache);
-  out["max_size"] = ring.max_size();
-  out["keep"] = ring.keep();
-  out["idx"] = ring.idx();
 }
 
 std::vector<CacheClass> make_table() {

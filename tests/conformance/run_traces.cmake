@@ -1,4 +1,4 @@
-# cmake -DREPLAY=… -DSOURCE_DIR=… -DONLY=… -DFAMILIES=… -P run_traces.cmake: replays the full traces where they are, else
+# cmake -DREPLAY=… -DSOURCE_DIR=… -P run_traces.cmake: replays the full traces where they are, else
 # the committed subset.
 set(folder "${SOURCE_DIR}/tests/data/conformance")
 foreach(candidate "$ENV{REPRISE_TEST_DATA}/conformance" "${SOURCE_DIR}/../shared/conformance")
@@ -8,4 +8,4 @@ foreach(candidate "$ENV{REPRISE_TEST_DATA}/conformance" "${SOURCE_DIR}/../shared
   endif()
 endforeach()
 message(STATUS "traces: ${folder}")
-execute_process(COMMAND "${REPLAY}" "${folder}" --only ${ONLY} ${FAMILIES} COMMAND_ERROR_IS_FATAL ANY)
+execute_process(COMMAND "${REPLAY}" "${folder}" COMMAND_ERROR_IS_FATAL ANY)
