@@ -33,6 +33,7 @@ class BatchKVCache final : public internal::BatchGrowingCache {
   State legacy_state() const override;
   Meta legacy_meta() const override { return {}; }
   std::unique_ptr<LayerCache> fork() const override;
+  bool has_quantized_counterpart() const override { return true; }
   // BatchQuantizedKVCache with the same rows and capacity.
   std::unique_ptr<LayerCache> to_quantized(int group_size = 64, int bits = 4) const override;
 

@@ -28,6 +28,7 @@ class BatchRotatingKVCache final : public internal::BatchRingCache {
 
   std::string class_name() const override { return kClassName; }
   std::unique_ptr<LayerCache> fork() const override;
+  bool has_quantized_counterpart() const override { return true; }
   // BatchQuantizedRotatingKVCache with the same rows.
   std::unique_ptr<LayerCache> to_quantized(int group_size = 64, int bits = 4) const override;
 

@@ -27,6 +27,7 @@ class KVCache final : public internal::GrowingCache {
   State legacy_state() const override;
   Meta legacy_meta() const override;
   std::unique_ptr<LayerCache> fork() const override;
+  bool has_quantized_counterpart() const override { return true; }
   // QuantizedKVCache with the same offset and capacity.
   std::unique_ptr<LayerCache> to_quantized(int group_size = 64, int bits = 4) const override;
   // BatchKVCache.

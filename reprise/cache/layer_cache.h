@@ -69,6 +69,8 @@ class LayerCache {
   // An independent cache that shares the buffers: O(1) in the length, no copy of rows.
   virtual std::unique_ptr<LayerCache> fork() const = 0;
 
+  // Whether the class has a quantised one, which to_quantized makes.
+  virtual bool has_quantized_counterpart() const { return false; }
   // A new cache of the quantised class with the same rows.
   // Throws: unsupported where the class has no quantised counterpart; invalid_argument for a group size or bits that
   // MLX does not know, or that do not divide the head size.

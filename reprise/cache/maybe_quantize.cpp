@@ -26,15 +26,11 @@ struct Request {
 
 // Null where the cache has not come to the start or stays as it is.
 std::unique_ptr<LayerCache> counterpart(const LayerCache& cache, const Request& request) {
+  if (!cache.has_quantized_counterpart()) return nullptr;
   const std::vector<int> positions = cache.positions();
   const auto reached = [&](int position) { return position >= request.start; };
   if (positions.empty() || !std::all_of(positions.begin(), positions.end(), reached)) return nullptr;
-  try {
-    return cache.to_quantized(request.group_size, request.bits);
-  } catch (const Error& error) {
-    if (error.code() == ErrorCode::unsupported) return nullptr;
-    throw;
-  }
+  return cache.to_quantized(request.group_size, request.bits);
 }
 
 void collect(LayerCache& cache, CacheList* list, std::size_t index, const Request& request,

@@ -28,6 +28,7 @@ class RotatingKVCache final : public internal::RingCache {
   State legacy_state() const override;
   Meta legacy_meta() const override;
   std::unique_ptr<LayerCache> fork() const override;
+  bool has_quantized_counterpart() const override { return true; }
   // QuantizedRotatingKVCache with the same columns, offset and idx.
   std::unique_ptr<LayerCache> to_quantized(int group_size = 64, int bits = 4) const override;
   // BatchRotatingKVCache.

@@ -148,6 +148,18 @@ TEST(Protocol, Z1EveryClassAnswersWhatEveryLayerCan) {
   }
 }
 
+TEST(Protocol, Z1ClassesWithAQuantisedCounterpartSaySo) {
+  std::set<std::string> with_counterpart;
+  for (const CachePtr& cache : everything()) {
+    const bool has_one = cache->has_quantized_counterpart();
+    EXPECT_EQ(error_of([&] { cache->to_quantized(32, 8); }).substr(0, 11), has_one ? "nothing" : "unsupported")
+        << cache->class_name();
+    if (has_one) with_counterpart.insert(cache->class_name());
+  }
+  EXPECT_EQ(with_counterpart,
+            (std::set<std::string>{"BatchKVCache", "BatchRotatingKVCache", "KVCache", "RotatingKVCache"}));
+}
+
 TEST(Protocol, Z1Z8TrimTakesTokensAwayFromEveryClassOrNothing) {
   for (const CachePtr& cache : everything()) {
     SCOPED_TRACE(cache->class_name());
