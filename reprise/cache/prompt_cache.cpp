@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "mlx/transforms.h"
-#include "reprise/cache/batched_cache.h"
 #include "reprise/cache/cache_list.h"
 #include "reprise/cache/kv_cache.h"
 #include "reprise/cache/registry.h"
@@ -15,10 +14,10 @@ namespace mx = mlx::core;
 
 namespace {
 
-void check_not_negative(const char* function, int n) {
+void check_not_negative(const char* function, int n, const char* name = "n") {
   if (n < 0) {
     throw Error(ErrorCode::invalid_argument,
-                std::string("[") + function + "] n must not be negative, but got " + std::to_string(n));
+                std::string("[") + function + "] " + name + " must not be negative, but got " + std::to_string(n));
   }
 }
 
@@ -58,17 +57,23 @@ auto at_layer(const char* function, const PromptCache& cache, std::size_t layer,
 
 // Calls `change` with each layer and its index: all of them are changed or none is.
 template <typename Change>
-void change_batches(const char* function, PromptCache& cache, const Change& change) {
-  for (std::size_t layer = 0; layer < cache.size(); ++layer) batched_layer(function, cache, layer);
+void change_all(const char* function, PromptCache& cache, const Change& change) {
   PromptCache before = cache.fork();
   try {
     for (std::size_t layer = 0; layer < cache.size(); ++layer) {
-      at_layer(function, cache, layer, [&] { change(*batched(cache[layer]), layer); });
+      at_layer(function, cache, layer, [&] { change(cache[layer], layer); });
     }
   } catch (...) {
     cache = std::move(before);
     throw;
   }
+}
+
+// As change_all, for batch operations.
+template <typename Change>
+void change_batches(const char* function, PromptCache& cache, const Change& change) {
+  for (std::size_t layer = 0; layer < cache.size(); ++layer) batched_layer(function, cache, layer);
+  change_all(function, cache, [&](LayerCache& of, std::size_t layer) { change(*batched(of), layer); });
 }
 
 std::string positions_text(const std::vector<int>& positions) {
@@ -196,18 +201,12 @@ int trim_prompt_cache(PromptCache& cache, int n) {
   for (std::size_t layer = 0; layer < cache.size(); ++layer) common = std::min(common, cache[layer].max_trim());
   if (common == 0) return 0;
 
-  PromptCache before = cache.fork();
-  try {
-    for (std::size_t layer = 0; layer < cache.size(); ++layer) {
-      if (const int trimmed = cache[layer].trim(common); trimmed != common) {
-        throw Error(ErrorCode::internal, "[trim_prompt_cache] " + layer_name(cache, layer) + " must trim " +
-                                             std::to_string(common) + " tokens, but got " + std::to_string(trimmed));
-      }
+  change_all("trim_prompt_cache", cache, [&](LayerCache& layer, std::size_t) {
+    if (const int trimmed = layer.trim(common); trimmed != common) {
+      throw Error(ErrorCode::internal,
+                  "it must trim " + std::to_string(common) + " tokens, but got " + std::to_string(trimmed));
     }
-  } catch (...) {
-    cache = std::move(before);
-    throw;
-  }
+  });
   return common;
 }
 
@@ -262,6 +261,21 @@ void extend_prompt_cache(PromptCache& cache, const PromptCache& other) {
 
 void filter_prompt_cache(PromptCache& cache, const std::vector<int>& rows) {
   change_batches("filter_prompt_cache", cache, [&](BatchedCache& batch, std::size_t) { batch.filter(rows); });
+}
+
+void prepare_prompt_cache(PromptCache& cache, const BatchPrompt& prompt) {
+  change_batches("prepare_prompt_cache", cache, [&](BatchedCache& batch, std::size_t) { batch.prepare(prompt); });
+}
+
+void finalize_prompt_cache(PromptCache& cache) {
+  change_batches("finalize_prompt_cache", cache, [](BatchedCache& batch, std::size_t) { batch.finalize(); });
+}
+
+void advance_prompt_cache(PromptCache& cache, int N) {
+  check_not_negative("advance_prompt_cache", N, "N");
+  change_all("advance_prompt_cache", cache, [&](LayerCache& layer, std::size_t) {
+    if (BatchedCache* batch = batched(layer)) batch->advance(N);
+  });
 }
 
 void check_prompt_cache(const PromptCache& cache, std::optional<int> expected) {

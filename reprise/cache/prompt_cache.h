@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "reprise/base/error.h"
+#include "reprise/cache/batched_cache.h"
 #include "reprise/cache/layer_cache.h"
 
 namespace reprise {
@@ -82,6 +83,11 @@ PromptCache extract_prompt_cache(const PromptCache& cache, int row);
 // No layers on either side: the result is the other side.
 void extend_prompt_cache(PromptCache& cache, const PromptCache& other);
 void filter_prompt_cache(PromptCache& cache, const std::vector<int>& rows);
+void prepare_prompt_cache(PromptCache& cache, const BatchPrompt& prompt);
+void finalize_prompt_cache(PromptCache& cache);
+// After each piece of N columns of a prepared prompt. Passes over a layer without batch operations. Throws:
+// invalid_argument for N < 0.
+void advance_prompt_cache(PromptCache& cache, int N);
 
 // Throws: failed_precondition, naming layer and child, when layers or children of a CacheList that know positions (one,
 // or one per row) disagree, differ from `expected`, or break what their class promises.

@@ -1,6 +1,9 @@
 // Functions over prompt caches whose layers are batches, lists of caches, or both.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <functional>
+
 #include "mlx/ops.h"
 #include "reprise/cache/arrays_cache.h"
 #include "reprise/cache/batch_kv_cache.h"
@@ -168,6 +171,128 @@ TEST(PromptCacheLists, F7ALayerThatFailsHalfwayUndoesTheOthers) {
   EXPECT_NE(error.find("layer 2 (CacheList): [CacheList::extend] child 1 (BatchKVCache): "), std::string::npos)
       << error;
   EXPECT_TRUE(same(batch, before));
+}
+
+using TokenRows = std::vector<std::vector<int>>;  // of each row
+
+// [B, heads, L, 8], a function of token and `part`.
+mx::array features(const TokenRows& tokens, int part, int heads) {
+  std::vector<float> numbers;
+  for (const auto& row : tokens) {
+    for (const int token : row) numbers.push_back(static_cast<float>(token + 100 * part));
+  }
+  const int B = static_cast<int>(tokens.size()), L = static_cast<int>(tokens.front().size());
+  const mx::array steps = mx::reshape(mx::arange(1, 1 + 8 * heads, mx::float32), {1, heads, 1, 8});
+  return mx::sin(mx::multiply(mx::array(numbers.begin(), {B, 1, L, 1}), steps));
+}
+
+// What a layer answers to each token [B, 1, L, 8]: attention, or a leaky sum over the columns that its mask shows.
+mx::array answers(LayerCache& layer, const TokenRows& tokens) {
+  if (auto* list = dynamic_cast<CacheList*>(&layer)) {
+    mx::array sum(0.0f);
+    for (std::size_t i = 0; i < list->num_children(); ++i) sum = mx::add(sum, answers(list->child(i), tokens));
+    return sum;
+  }
+  const int L = static_cast<int>(tokens.front().size());
+  if (auto* recurrent = dynamic_cast<ArraysCache*>(&layer)) {
+    const Mask mask = recurrent->make_mask(L);
+    const mx::array x = features(tokens, 0, 1);
+    const auto column = [&](const mx::array& of, int t) { return mx::take(of, mx::array({t}, {1}), -2); };
+    mx::array state = recurrent->get(0).value_or(mx::zeros_like(column(x, 0)));
+    std::vector<mx::array> steps;
+    for (int t = 0; t < L; ++t) {
+      mx::array next = mx::add(mx::multiply(state, mx::array(0.75f)), column(x, t));
+      if (const auto* seen = std::get_if<mx::array>(&mask)) {
+        next = mx::where(column(mx::reshape(*seen, {seen->shape(0), 1, L, 1}), t), next, state);
+      }
+      steps.push_back(state = next);
+    }
+    recurrent->set(0, state);
+    return mx::concatenate(std::move(steps), 2);
+  }
+  auto& cache = dynamic_cast<AttentionCache&>(layer);
+  const AttentionOptions options{.mask = cache.make_mask(L)};
+  const mx::array queries = features(tokens, 1, 4), keys = features(tokens, 2, 2), values = features(tokens, 3, 2);
+  return mx::sum(cache.attend(queries, keys, values, options), 1, true);
+}
+
+// [layers, B, L, 8].
+mx::array answers(PromptCache& cache, const TokenRows& tokens) {
+  std::vector<mx::array> all;
+  for (std::size_t layer = 0; layer < cache.size(); ++layer) all.push_back(answers(cache[layer], tokens));
+  return mx::swapaxes(mx::stack(std::move(all), 0), 1, 2);
+}
+
+PromptCache mixed() {
+  PromptCache cache;
+  cache.push_back(std::make_unique<KVCache>());
+  cache.push_back(std::make_unique<RotatingKVCache>(8, 2));
+  cache.push_back(std::make_unique<ArraysCache>(1));
+  cache.push_back(std::make_unique<CacheList>(std::make_unique<ArraysCache>(1), std::make_unique<KVCache>()));
+  return cache;
+}
+
+TEST(PromptCacheLists, F7RowsOfAPaddedPromptInPiecesAnswerAsAlone) {
+  const std::vector<int> histories[] = {range(0, 5), range(10, 22), {30, 31}};
+  const std::vector<int> prompts[] = {{40, 41}, range(50, 59), range(60, 65)};
+  std::vector<PromptCache> alone;
+  for (const auto& history : histories) answers(alone.emplace_back(mixed()), {history});
+  PromptCache batch = merge_prompt_caches({&alone[0], &alone[1], &alone[2]});
+  EXPECT_EQ(batch[1].class_name(), "BatchRotatingKVCache");
+  const auto expect_as_alone = [&](const mx::array& got, int row, const std::vector<int>& tokens) {
+    if (tokens.empty()) return;
+    const int L = static_cast<int>(tokens.size());
+    const auto wanted = answers(alone[static_cast<std::size_t>(row)], {tokens});
+    const auto real = mx::take(mx::take(got, mx::array({row}, {1}), 2), mx::arange(0, L, mx::int32), 3);
+    EXPECT_TRUE(mx::allclose(real, wanted, 1e-4, 1e-4).item<bool>()) << "row " << row << ", from " << tokens.front();
+  };
+  prepare_prompt_cache(batch, {.lengths = {2, 9, 5}, .right_padding = {7, 0, 4}});
+  for (int begin = 0; begin < 9; begin += 3) {
+    TokenRows real, padded;
+    for (const auto& prompt : prompts) {
+      const int size = static_cast<int>(prompt.size());
+      real.emplace_back(prompt.begin() + std::min(begin, size), prompt.begin() + std::min(begin + 3, size));
+      padded.push_back(real.back());
+      padded.back().resize(3, 99);
+    }
+    const mx::array got = answers(batch, padded);
+    advance_prompt_cache(batch, 3);
+    for (int row = 0; row < 3; ++row) expect_as_alone(got, row, real[static_cast<std::size_t>(row)]);
+  }
+  finalize_prompt_cache(batch);
+  check_prompt_cache(batch);
+  EXPECT_EQ(batch[0].positions(), (std::vector<int>{7, 21, 7}));
+  for (int token = 70; token < 76; ++token) {
+    const mx::array got = answers(batch, {{token}, {token + 10}, {token + 20}});
+    for (int row = 0; row < 3; ++row) expect_as_alone(got, row, {token + 10 * row});
+  }
+}
+
+TEST(PromptCacheLists, F7APromptIsPreparedFinalizedAndAdvancedInAllLayersOrInNone) {
+  const PromptCache a = row({0, 1, 2}), b = row({10});
+  PromptCache batch = merge_prompt_caches({&a, &b});
+  const BatchPrompt prompt{.lengths = {2, 4}, .right_padding = {2, 0}};
+  PromptCache other_rows = batch.fork();
+  other_rows.replace(2, merge_prompt_caches({&a, &b, &b})[2].fork());
+  const std::vector<State> before = states(other_rows);
+  const std::string error = error_of([&] { prepare_prompt_cache(other_rows, prompt); });
+  EXPECT_EQ(error.substr(0, 60), "invalid_argument: [prepare_prompt_cache] layer 2 (CacheList)") << error;
+  EXPECT_TRUE(same(other_rows, before));
+  for (std::size_t layer = 0; layer < 3; ++layer) EXPECT_FALSE(batched(other_rows[layer])->is_in_padded_prompt());
+
+  prepare_prompt_cache(batch, prompt);
+  batch.push_back(kv({1, 2}));
+  const std::vector<State> prepared = states(batch);
+  for (const auto& call : std::vector<std::function<void()>>{[&] { prepare_prompt_cache(batch, prompt); },
+                                                             [&] { finalize_prompt_cache(batch); },
+                                                             [&] { advance_prompt_cache(batch, -1); }}) {
+    EXPECT_NE(error_of(call), "nothing");
+    EXPECT_TRUE(same(batch, prepared));
+  }
+  advance_prompt_cache(batch, 2);  // passes over a layer without batch operations
+  EXPECT_EQ(dynamic_cast<const ArraysCache&>(batch[1]).lengths(), (std::vector<int>{0, 2}));
+  EXPECT_EQ(dynamic_cast<const ArraysCache&>(batch.at<CacheList>(2)[0]).lengths(), (std::vector<int>{0, 2}));
+  EXPECT_TRUE(identical(batch[3].state(), prepared[3]));
 }
 
 TEST(PromptCacheLists, F4F5X4ListsAreTrimmedWithTheOtherLayersOrNothingIs) {
