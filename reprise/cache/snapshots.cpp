@@ -48,6 +48,12 @@ Snapshots::Kept Snapshots::kept(const LayerCache& layer, std::vector<const Layer
   return out;
 }
 
+Snapshots::Kept Snapshots::Kept::copy() const {
+  Kept out{class_name, fork != nullptr ? fork->fork() : nullptr, {}};
+  for (const Kept& child : children) out.children.push_back(child.copy());
+  return out;
+}
+
 bool Snapshots::take(const PromptCache& cache) {
   const std::optional<int> position = position_of("take", cache);
   if (!position) {
@@ -170,6 +176,15 @@ std::optional<int> Snapshots::rewind(PromptCache& cache, int to) {
 
 void Snapshots::forget_after(int position) {
   while (!snapshots_.empty() && snapshots_.back().position > position) snapshots_.pop_back();
+}
+
+Snapshots Snapshots::fork() const {
+  Snapshots out(limits_);
+  for (const Snapshot& snapshot : snapshots_) {
+    Snapshot& copy = out.snapshots_.emplace_back(Snapshot{snapshot.position, {}, snapshot.nbytes});
+    for (const Kept& kept : snapshot.layers) copy.layers.push_back(kept.copy());
+  }
+  return out;
 }
 
 std::vector<int> Snapshots::positions() const {

@@ -48,6 +48,9 @@ class Snapshots {
   void forget_after(int position);
   void clear() { snapshots_.clear(); }
 
+  // The same points for a fork of the live cache: O(layers) for each of them, no row is copied.
+  Snapshots fork() const;
+
   // Ascending.
   std::vector<int> positions() const;
   // Bytes of the layers held. Those not written since are shared with the live cache and counted all the same.
@@ -59,6 +62,8 @@ class Snapshots {
     std::string class_name;
     std::unique_ptr<LayerCache> fork;  // null: the live layer keeps its rows, or see children
     std::vector<Kept> children;        // of a CacheList of which some child is forked
+
+    Kept copy() const;
   };
   struct Snapshot {
     int position;

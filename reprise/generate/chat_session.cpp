@@ -158,7 +158,7 @@ ChatSession ChatSession::fork() const {
   ChatSession copy(*model_, options_);
   copy.state_ = state_;
   copy.cache_ = cache_.fork();
-  copy.take_snapshot();
+  copy.snapshots_ = snapshots_.fork();
   return copy;
 }
 

@@ -52,7 +52,8 @@ class ChatSession {
   // Changes the system prompt (none: the template's default) and starts afresh, since it stands before everything.
   void set_system_prompt(std::optional<std::string> text);
 
-  // An independent session that shares what is cached: O(layers), no row is copied.
+  // An independent session that shares what is cached, the points that undo goes back to included: O(layers), no row
+  // is copied.
   ChatSession fork() const;
 
   // Writes prompt cache and transcript as one prompt-cache file, which mlx-lm can read as a prompt cache.

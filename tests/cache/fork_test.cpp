@@ -7,12 +7,14 @@
 #include "mlx/memory.h"
 #include "mlx/ops.h"
 #include "mlx/transforms.h"
+#include "reprise/cache/cache_list.h"
 #include "reprise/cache/chunked_kv_cache.h"
 #include "reprise/cache/concatenate_kv_cache.h"
 #include "reprise/cache/kv_cache.h"
 #include "reprise/cache/prompt_cache.h"
 #include "reprise/cache/quantized_kv_cache.h"
 #include "reprise/cache/rotating_kv_cache.h"
+#include "reprise/cache/snapshots.h"
 #include "tests/cache/cache_rows.h"
 
 namespace reprise {
@@ -144,6 +146,48 @@ TEST(Fork, X1AForkOfAForkAndOfAnEmptyCacheIsIndependentToo) {
     EXPECT_EQ(shown(*second), (std::vector<int>{0, 1, 2, 50}));
     EXPECT_EQ(shown(*third), (std::vector<int>{0, 1, 2, 60}));
   }
+}
+
+TEST(Fork, X3SnapshotsOfAForkLeadBackAndAreIndependent) {
+  const auto make = [] {
+    PromptCache cache;
+    cache.push_back(std::make_unique<KVCache>());
+    cache.push_back(std::make_unique<RotatingKVCache>(4));
+    cache.push_back(std::make_unique<CacheList>(std::make_unique<KVCache>(), std::make_unique<RotatingKVCache>(6)));
+    return cache;
+  };
+  const auto feed = [](PromptCache& cache, const std::vector<int>& tokens) {
+    for (const int token : tokens) {
+      for (LayerCache* layer : {&cache[0], &cache[1], &cache.at<CacheList>(2)[0], &cache.at<CacheList>(2)[1]}) {
+        append(dynamic_cast<AttentionCache&>(*layer), {token}, kShape);
+      }
+    }
+  };
+  PromptCache live = make(), at_nine = make();
+  Snapshots snapshots;
+  feed(live, range(0, 9));
+  feed(at_nine, range(0, 9));
+  snapshots.take(live);
+  feed(live, range(9, 20));
+  snapshots.take(live);
+  PromptCache branch = live.fork();
+  const std::size_t active = mx::get_active_memory();
+  Snapshots forked = snapshots.fork();
+  EXPECT_EQ(mx::get_active_memory(), active);
+  EXPECT_EQ(forked.positions(), snapshots.positions());
+  EXPECT_EQ(forked.nbytes(), snapshots.nbytes());
+  const auto expect_at_nine = [&](PromptCache& cache) {
+    for (std::size_t layer = 0; layer < 3; ++layer) {
+      EXPECT_TRUE(identical(cache[layer].saved_state(), at_nine[layer].saved_state())) << layer;
+    }
+  };
+  ASSERT_EQ(forked.rewind(branch, 12), 9);
+  expect_at_nine(branch);
+  feed(branch, range(30, 40));
+  forked.clear();
+  EXPECT_EQ(snapshots.positions(), (std::vector<int>{9, 20}));
+  ASSERT_EQ(snapshots.rewind(live, 12), 9);
+  expect_at_nine(live);
 }
 
 TEST(Fork, X2NoBytesHoweverLongThePrompt) {

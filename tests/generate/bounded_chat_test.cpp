@@ -127,6 +127,27 @@ TEST_F(BoundedChat, G5ResetAndForkAreIndependent) {
   EXPECT_EQ(test::stored_ids(session.cache()), test::stored_ids(fresh.cache()));
 }
 
+TEST_F(BoundedChat, G7AForkGoesBackBehindTheForkAsTheOriginalDoes) {
+  fake.model->row_weight = 20.0f;  // the answers depend on all rows
+  ChatSession session(fake.loaded, options);
+  for (const char* text : {"hello there", "how are you today", "fine", "good"}) session.say(text);
+  ChatSession fork = session.fork();
+  const auto undo_and_say = [&](ChatSession& of, int turns) {
+    for (int i = 0; i < turns; ++i) of.undo();
+    const int before = fake.model->tokens_processed;
+    const auto turn = of.say("or something else");
+    EXPECT_GT(turn.stats.cached_tokens, 0);
+    expect_rows_fit_record(of);
+    return std::make_tuple(fake.model->tokens_processed - before, turn.stats.cached_tokens, turn.tokens,
+                           test::stored_ids(of.cache()));
+  };
+  for (const int turns : {1, 2}) {
+    // The fork goes first: what it does leaves the original's points where they are.
+    const auto forked = undo_and_say(fork, turns);
+    EXPECT_EQ(forked, undo_and_say(session, turns)) << turns;
+  }
+}
+
 TEST_F(BoundedChat, G9ATurnCutShortPastTheWindowStaysConsistent) {
   ChatSession session(fake.loaded, options);
   for (const char* text : {"hello there", "how are you today"}) session.say(text);
