@@ -9,6 +9,7 @@
 #include "mlx/transforms.h"
 #include "mlx/utils.h"
 #include "reprise/base/error.h"
+#include "reprise/cache/row_numbers.h"
 #include "reprise/cache/state_reader.h"
 
 namespace reprise {
@@ -34,13 +35,8 @@ std::string describe_array(const mx::array& array) {
   return text.str();
 }
 
-mx::array int_array(const std::vector<int>& values) {
-  if (values.empty()) return mx::zeros({0}, mx::int32);
-  return mx::array(values.begin(), mx::Shape{static_cast<mx::ShapeElem>(values.size())}, mx::int32);
-}
-
 mx::array column(const std::vector<int>& values) {
-  return mx::reshape(int_array(values), {static_cast<mx::ShapeElem>(values.size()), 1});
+  return mx::reshape(internal::int_array(values), {static_cast<mx::ShapeElem>(values.size()), 1});
 }
 
 void check_counts(const char* function, const char* name, const std::vector<int>& counts) {
@@ -91,9 +87,7 @@ Counts joined(const Counts& a, int a_rows, const Counts& b, int b_rows, int unse
 
 Counts selected(const Counts& counts, const std::vector<int>& rows) {
   if (!counts) return std::nullopt;
-  std::vector<int> chosen;
-  for (const int row : rows) chosen.push_back((*counts)[static_cast<std::size_t>(row)]);
-  return chosen;
+  return internal::chosen_rows(*counts, rows);
 }
 
 int minus(int count, int columns) {
@@ -260,7 +254,7 @@ int ArraysCache::trim(int n) {
 }
 
 State ArraysCache::state() const {
-  const auto counts = [](const Counts& values) { return values ? State(int_array(*values)) : State(); };
+  const auto counts = [](const Counts& values) { return values ? State(internal::int_array(*values)) : State(); };
   return State::List{legacy_state(), counts(left_padding_), counts(lengths_)};
 }
 
@@ -293,9 +287,8 @@ void ArraysCache::set_extra_state(const ExtraState& extra) {
 void ArraysCache::prepare(const BatchPrompt& prompt) {
   if (prompt.lengths.empty()) return;
   check_counts("prepare", "lengths", prompt.lengths);
-  if (const auto known = rows(); known && prompt.lengths.size() != static_cast<std::size_t>(*known)) {
-    fail("prepare", "lengths must have one number for each of " + std::to_string(*known) + " rows",
-         std::to_string(prompt.lengths.size()));
+  if (const auto known = rows()) {
+    internal::check_one_per_row("ArraysCache::prepare", "lengths", prompt.lengths, *known);
   }
   lengths_ = prompt.lengths;
   rows_.reset();
@@ -328,7 +321,7 @@ void ArraysCache::filter(const std::vector<int>& chosen) {
   std::vector<Slot> slots;
   for (const Slot& slot : slots_) {
     if (slot) {
-      slots.emplace_back(count == 0 ? zero_rows(*slot, 0) : mx::take(*slot, int_array(chosen), 0));
+      slots.emplace_back(count == 0 ? zero_rows(*slot, 0) : mx::take(*slot, internal::int_array(chosen), 0));
     } else {
       slots.emplace_back();
     }

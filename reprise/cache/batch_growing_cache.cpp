@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "reprise/base/error.h"
+#include "reprise/cache/row_numbers.h"
 #include "reprise/cache/state_reader.h"
 #include "reprise/nn/masks.h"
 
@@ -32,33 +33,13 @@ void check_padding(const std::string& function, const char* name, std::int64_t c
 }
 
 void check_counts(const std::string& function, const char* name, const std::vector<int>& counts, int batch_size) {
-  if (counts.empty()) return;
-  if (static_cast<int>(counts.size()) != batch_size) {
-    fail(ErrorCode::invalid_argument, function,
-         std::string(name) + " must have one number for each of " + std::to_string(batch_size) + " rows",
-         std::to_string(counts.size()));
-  }
+  check_one_per_row(function, name, counts, batch_size);
   for (const int count : counts) check_padding(function, name, count);
-}
-
-mx::array int_array(const std::vector<int>& values) {
-  return mx::array(values.begin(), mx::Shape{static_cast<mx::ShapeElem>(values.size())}, mx::int32);
-}
-
-std::vector<int> chosen(const std::vector<int>& values, const std::vector<int>& rows) {
-  if (values.empty()) return {};
-  std::vector<int> result;
-  for (const int row : rows) result.push_back(values[static_cast<std::size_t>(row)]);
-  return result;
 }
 
 std::vector<int> joined(std::vector<int> first, const std::vector<int>& second) {
   first.insert(first.end(), second.begin(), second.end());
   return first;
-}
-
-bool any_positive(const std::vector<int>& values) {
-  return std::any_of(values.begin(), values.end(), [](int value) { return value > 0; });
 }
 
 }  // namespace
@@ -186,8 +167,8 @@ void BatchGrowingCache::check_rows(const std::string& function, const std::vecto
 
 void BatchGrowingCache::filter(const std::vector<int>& rows) {
   check_rows(class_name() + "::filter", rows);
-  std::vector<int> left_padding = chosen(left_padding_, rows);
-  std::vector<int> right_padding = chosen(right_padding_, rows);
+  std::vector<int> left_padding = chosen_rows(left_padding_, rows);
+  std::vector<int> right_padding = chosen_rows(right_padding_, rows);
   std::vector<int> all(left_padding_.size());
   std::iota(all.begin(), all.end(), 0);
   // Padding that is still to come cannot be removed.

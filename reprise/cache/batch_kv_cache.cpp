@@ -3,6 +3,7 @@
 #include "reprise/base/error.h"
 #include "reprise/cache/batch_quantized_kv_cache.h"
 #include "reprise/cache/kv_cache.h"
+#include "reprise/cache/merge_sources.h"
 #include "reprise/cache/state_reader.h"
 
 namespace reprise {
@@ -35,13 +36,8 @@ std::unique_ptr<BatchKVCache> BatchKVCache::from_columns(std::optional<internal:
 
 std::unique_ptr<BatchKVCache> BatchKVCache::merge_rows(const std::vector<const LayerCache*>& caches) {
   std::vector<Source> sources;
-  for (const LayerCache* cache : caches) {
-    const auto* source = dynamic_cast<const KVCache*>(cache);
-    if (source == nullptr) {
-      throw Error(ErrorCode::invalid_argument, "[BatchKVCache::merge_rows] each cache must be a KVCache, but got " +
-                                                   (cache ? "a " + cache->class_name() : "null"));
-    }
-    sources.push_back({source->buffer(), source->length()});
+  for (const KVCache* cache : internal::merge_sources<KVCache>("BatchKVCache::merge_rows", caches)) {
+    sources.push_back({cache->buffer(), cache->length()});
   }
   Parts parts = merged_parts("BatchKVCache::merge_rows", sources);
   return from_columns(std::move(parts.buffer), std::move(parts.left_padding), parts.idx);

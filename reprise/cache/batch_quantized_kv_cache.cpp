@@ -2,6 +2,7 @@
 
 #include "reprise/base/error.h"
 #include "reprise/cache/batch_kv_cache.h"
+#include "reprise/cache/merge_sources.h"
 #include "reprise/cache/quantized_kv_cache.h"
 #include "reprise/cache/state_reader.h"
 
@@ -41,29 +42,12 @@ std::unique_ptr<BatchQuantizedKVCache> BatchQuantizedKVCache::from_columns(const
 
 std::unique_ptr<BatchQuantizedKVCache> BatchQuantizedKVCache::merge_rows(const std::vector<const LayerCache*>& caches) {
   const std::string function = "BatchQuantizedKVCache::merge_rows";
+  const auto singles = internal::merge_sources<QuantizedKVCache>(function, caches);
+  const KVQuantization quantization = internal::common_quantization(function, singles);
   std::vector<Source> sources;
-  std::optional<KVQuantization> quantization;
-  for (const LayerCache* cache : caches) {
-    const auto* source = dynamic_cast<const QuantizedKVCache*>(cache);
-    if (source == nullptr) {
-      throw Error(ErrorCode::invalid_argument, "[" + function + "] each cache must be a QuantizedKVCache, but got " +
-                                                   (cache ? "a " + cache->class_name() : "null"));
-    }
-    const KVQuantization own{source->group_size(), source->bits()};
-    if (quantization && *quantization != own) {
-      throw Error(ErrorCode::invalid_argument, "[" + function + "] caches must agree in group size and bits, but got " +
-                                                   std::to_string(quantization->group_size) + " and " +
-                                                   std::to_string(quantization->bits) + ", then " +
-                                                   std::to_string(own.group_size) + " and " + std::to_string(own.bits));
-    }
-    quantization = own;
-    sources.push_back({source->buffer(), source->length()});
-  }
-  if (!quantization) {
-    throw Error(ErrorCode::invalid_argument, "[" + function + "] at least one cache is needed, but got none");
-  }
+  for (const QuantizedKVCache* cache : singles) sources.push_back({cache->buffer(), cache->length()});
   Parts parts = merged_parts(function, sources);
-  return from_columns(*quantization, std::move(parts.buffer), std::move(parts.left_padding), parts.idx);
+  return from_columns(quantization, std::move(parts.buffer), std::move(parts.left_padding), parts.idx);
 }
 
 State BatchQuantizedKVCache::full_state(bool saved) const {

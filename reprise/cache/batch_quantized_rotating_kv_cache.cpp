@@ -4,6 +4,7 @@
 
 #include "reprise/base/error.h"
 #include "reprise/cache/batch_rotating_kv_cache.h"
+#include "reprise/cache/merge_sources.h"
 #include "reprise/cache/quantized_rotating_kv_cache.h"
 #include "reprise/cache/state_reader.h"
 
@@ -60,32 +61,12 @@ std::unique_ptr<BatchQuantizedRotatingKVCache> BatchQuantizedRotatingKVCache::fr
 
 std::unique_ptr<LayerCache> BatchQuantizedRotatingKVCache::merge_rows(const std::vector<const LayerCache*>& caches) {
   const std::string function = "BatchQuantizedRotatingKVCache::merge_rows";
-  std::vector<const internal::RingCache*> sources;
-  std::optional<KVQuantization> quantization;
-  for (const LayerCache* cache : caches) {
-    const auto* source = dynamic_cast<const QuantizedRotatingKVCache*>(cache);
-    if (source == nullptr) {
-      throw Error(ErrorCode::invalid_argument, "[" + function +
-                                                   "] each cache must be a QuantizedRotatingKVCache, but got " +
-                                                   (cache ? "a " + cache->class_name() : "null"));
-    }
-    const KVQuantization own{source->group_size(), source->bits()};
-    if (quantization && *quantization != own) {
-      throw Error(ErrorCode::invalid_argument, "[" + function + "] caches must agree in group size and bits, but got " +
-                                                   std::to_string(quantization->group_size) + " and " +
-                                                   std::to_string(quantization->bits) + ", then " +
-                                                   std::to_string(own.group_size) + " and " + std::to_string(own.bits));
-    }
-    quantization = own;
-    sources.push_back(source);
-  }
-  if (!quantization) {
-    throw Error(ErrorCode::invalid_argument, "[" + function + "] at least one cache is needed, but got none");
-  }
+  const auto sources = internal::merge_sources<QuantizedRotatingKVCache>(function, caches);
+  const KVQuantization quantization = internal::common_quantization(function, sources);
   auto batch = std::make_unique<BatchQuantizedRotatingKVCache>(
       sources.front()->max_size(), std::vector<int>(sources.size(), 0), sources.front()->keep(),
-      quantization->group_size, quantization->bits);
-  batch->merge_from(function, sources);
+      quantization.group_size, quantization.bits);
+  batch->merge_from(function, {sources.begin(), sources.end()});
   return batch;
 }
 

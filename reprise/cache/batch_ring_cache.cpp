@@ -5,6 +5,7 @@
 
 #include "mlx/ops.h"
 #include "reprise/base/error.h"
+#include "reprise/cache/row_numbers.h"
 #include "reprise/nn/masks.h"
 
 namespace reprise::internal {
@@ -18,10 +19,6 @@ constexpr int kWidestWindow = 1 << 30;
 
 [[noreturn]] void fail(ErrorCode code, const std::string& function, const std::string& what, int got) {
   throw Error(code, "[" + function + "] " + what + ", but got " + std::to_string(got));
-}
-
-mx::array int_array(const std::vector<int>& values) {
-  return mx::array(values.begin(), mx::Shape{static_cast<mx::ShapeElem>(values.size())}, mx::int32);
 }
 
 // Row b's column i is the column from[b · count + i] of `columns`.

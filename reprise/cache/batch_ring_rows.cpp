@@ -5,6 +5,7 @@
 #include "reprise/base/error.h"
 #include "reprise/cache/batch_ring_cache.h"
 #include "reprise/cache/ring_cache.h"
+#include "reprise/cache/row_numbers.h"
 
 namespace reprise::internal {
 
@@ -15,20 +16,11 @@ namespace {
 }
 
 void check_counts(const std::string& function, const char* name, const std::vector<int>& counts, int rows) {
-  if (counts.empty()) return;
-  if (static_cast<int>(counts.size()) != rows) {
-    fail(ErrorCode::invalid_argument, function,
-         std::string(name) + " must have one number for each of " + std::to_string(rows) + " rows",
-         std::to_string(counts.size()));
-  }
+  check_one_per_row(function, name, counts, rows);
   for (const int count : counts) {
     if (count >= 0) continue;
     fail(ErrorCode::invalid_argument, function, std::string(name) + " must not be negative", std::to_string(count));
   }
-}
-
-bool any_positive(const std::vector<int>& counts) {
-  return std::any_of(counts.begin(), counts.end(), [](int count) { return count > 0; });
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "mlx/array.h"
 #include "reprise/base/error.h"
 #include "reprise/cache/batch_ring_cache.h"
+#include "reprise/cache/row_numbers.h"
 #include "reprise/cache/state_reader.h"
 
 namespace reprise::internal {
@@ -24,10 +25,6 @@ constexpr const char* kStored = "stored";
 
 [[noreturn]] void fail_extra(const std::string& function, const std::string& what, const std::string& got) {
   throw Error(ErrorCode::corrupt_data, "[" + function + "] " + what + ", but got " + got);
-}
-
-State int_state(const std::vector<int>& values) {
-  return State(mx::array(values.begin(), mx::Shape{static_cast<mx::ShapeElem>(values.size())}, mx::int32));
 }
 
 std::vector<int> counts(const StateReader& reader, std::size_t item, std::optional<int> rows) {
@@ -64,8 +61,8 @@ State::List BatchRingCache::rows_state(bool saved) const {
     const KVColumns kept = saved ? columns.contiguous() : columns;
     items = {kept.keys_state(), kept.values_state()};
   }
-  items.push_back(int_state(positions()));
-  items.push_back(int_state(left_padding()));
+  items.push_back(State(int_array(positions())));
+  items.push_back(State(int_array(left_padding())));
   return items;
 }
 

@@ -4,6 +4,7 @@
 
 #include "reprise/base/error.h"
 #include "reprise/cache/batch_quantized_rotating_kv_cache.h"
+#include "reprise/cache/merge_sources.h"
 #include "reprise/cache/rotating_kv_cache.h"
 #include "reprise/cache/state_reader.h"
 
@@ -46,19 +47,13 @@ std::unique_ptr<BatchRotatingKVCache> BatchRotatingKVCache::from_legacy(const St
 
 std::unique_ptr<LayerCache> BatchRotatingKVCache::merge_rows(const std::vector<const LayerCache*>& caches) {
   const std::string function = "BatchRotatingKVCache::merge_rows";
-  std::vector<const internal::RingCache*> sources;
-  for (const LayerCache* cache : caches) {
-    sources.push_back(dynamic_cast<const RotatingKVCache*>(cache));
-    if (sources.back()) continue;
-    throw Error(ErrorCode::invalid_argument, "[" + function + "] each cache must be a RotatingKVCache, but got " +
-                                                 (cache ? "a " + cache->class_name() : "null"));
-  }
+  const auto sources = internal::merge_sources<RotatingKVCache>(function, caches);
   if (sources.empty()) {
     throw Error(ErrorCode::invalid_argument, "[" + function + "] at least one cache is needed, but got none");
   }
   auto batch = std::make_unique<BatchRotatingKVCache>(sources.front()->max_size(), std::vector<int>(sources.size(), 0),
                                                       sources.front()->keep());
-  batch->merge_from(function, sources);
+  batch->merge_from(function, {sources.begin(), sources.end()});
   return batch;
 }
 

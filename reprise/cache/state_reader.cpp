@@ -20,6 +20,16 @@ std::string range(int low, int high) {
                      : "lie in [" + std::to_string(low) + ", " + std::to_string(high) + "]";
 }
 
+KVQuantization read_quantization(const std::string& function, int group_size, int bits) {
+  const KVQuantization quantization{group_size, bits};
+  try {
+    check_quantization(function, quantization);
+  } catch (const Error& error) {
+    throw Error(ErrorCode::corrupt_data, error.what());
+  }
+  return quantization;
+}
+
 }  // namespace
 
 std::string describe(const State& state) {
@@ -98,13 +108,7 @@ std::optional<KVColumns> StateReader::columns(std::size_t keys_item, std::size_t
 }
 
 KVQuantization StateReader::quantization(std::size_t group_size_item, std::size_t bits_item) const {
-  const KVQuantization quantization{integer(group_size_item, 1, 128), integer(bits_item, 1, 8)};
-  try {
-    check_quantization(function_, quantization);
-  } catch (const Error& error) {
-    throw Error(ErrorCode::corrupt_data, error.what());
-  }
-  return quantization;
+  return read_quantization(function_, integer(group_size_item, 1, 128), integer(bits_item, 1, 8));
 }
 
 std::vector<mx::array> StateReader::tensors(std::size_t item, const std::optional<KVQuantization>& quantization,
@@ -181,13 +185,7 @@ bool MetaReader::boolean(std::size_t item) const {
 }
 
 KVQuantization MetaReader::quantization(std::size_t group_size_item, std::size_t bits_item) const {
-  const KVQuantization quantization{integer(group_size_item, 1, 128), integer(bits_item, 1, 8)};
-  try {
-    check_quantization(function_, quantization);
-  } catch (const Error& error) {
-    throw Error(ErrorCode::corrupt_data, error.what());
-  }
-  return quantization;
+  return read_quantization(function_, integer(group_size_item, 1, 128), integer(bits_item, 1, 8));
 }
 
 void MetaReader::fail(const std::string& what, const std::string& got) const {
