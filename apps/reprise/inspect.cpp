@@ -1,5 +1,6 @@
 // `reprise inspect FILE`: says what a model or a prompt-cache file holds.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cctype>
 #include <cstdio>
 #include <fstream>
@@ -56,7 +57,7 @@ std::string Report::text() const {
   std::string out;
   for (const auto& [label, text] : lines_) {
     std::string padded = label;
-    padded.resize(15, ' ');
+    padded.resize(std::max<std::size_t>(15, padded.size() + 1), ' ');
     out += padded + one_line(text) + "\n";
   }
   return out;

@@ -3,8 +3,16 @@
 #include <set>
 
 #include "apps/reprise/inspect_report.h"
+#include "apps/reprise/output.h"
 #include "apps/reprise/prompt_record.h"
+#include "reprise/cache/arrays_cache.h"
+#include "reprise/cache/batch_quantized_kv_cache.h"
+#include "reprise/cache/batch_quantized_rotating_kv_cache.h"
+#include "reprise/cache/cache_list.h"
+#include "reprise/cache/chunked_kv_cache.h"
 #include "reprise/cache/prompt_cache_file.h"
+#include "reprise/cache/quantized_kv_cache.h"
+#include "reprise/cache/quantized_rotating_kv_cache.h"
 
 namespace reprise::app {
 namespace {
@@ -24,6 +32,78 @@ std::string dtype_text(const mlx::core::array& array) {
   return "other";
 }
 
+template <typename Cache>
+void add_ring(std::string& text, const LayerCache& cache) {
+  const auto* ring = dynamic_cast<const Cache*>(&cache);
+  if (ring == nullptr) return;
+  text += ", max_size " + std::to_string(ring->max_size()) + ", keep " + std::to_string(ring->keep());
+}
+
+template <typename Cache>
+void add_quantization(std::string& text, const LayerCache& cache) {
+  const auto* quantized = dynamic_cast<const Cache*>(&cache);
+  if (quantized == nullptr) return;
+  text += ", " + std::to_string(quantized->bits()) + " bits, groups of " + std::to_string(quantized->group_size());
+}
+
+// "BatchQuantizedKVCache, 8 bits, groups of 64, 2 rows, offsets 7, 21": the class and its numbers.
+std::string cache_text(const LayerCache& cache) {
+  std::string text = cache.class_name();
+  if (const auto* list = dynamic_cast<const CacheList*>(&cache)) {
+    return text + " of " + std::to_string(list->num_children());
+  }
+  if (const auto* chunked = dynamic_cast<const ChunkedKVCache*>(&cache)) {
+    text += ", chunk_size " + std::to_string(chunked->chunk_size());
+  }
+  if (const auto* arrays = dynamic_cast<const ArraysCache*>(&cache)) {
+    text += ", " + std::to_string(arrays->num_slots()) + " slots";
+  }
+  add_ring<internal::RingCache>(text, cache);
+  add_ring<internal::BatchRingCache>(text, cache);
+  add_quantization<QuantizedKVCache>(text, cache);
+  add_quantization<QuantizedRotatingKVCache>(text, cache);
+  add_quantization<BatchQuantizedKVCache>(text, cache);
+  add_quantization<BatchQuantizedRotatingKVCache>(text, cache);
+  const BatchedCache* batch = batched(cache);
+  if (batch == nullptr || (batch->batch_size() == 1 && cache.class_name() == ArraysCache::kClassName)) return text;
+  text += ", " + std::to_string(batch->batch_size()) + " rows";
+  std::string offsets;
+  for (const int offset : cache.positions()) offsets += (offsets.empty() ? "" : ", ") + std::to_string(offset);
+  return offsets.empty() ? text : text + ", offsets " + offsets;
+}
+
+// A line for the cache and one for each child of a list, indented, under their paths ("3.1").
+std::vector<std::pair<std::string, std::string>> cache_lines(const LayerCache& cache, const std::string& path,
+                                                             int depth = 1) {
+  std::vector<std::pair<std::string, std::string>> lines = {
+      {std::string(static_cast<std::size_t>(2 * depth), ' ') + path, cache_text(cache)}};
+  if (const auto* list = dynamic_cast<const CacheList*>(&cache)) {
+    for (std::size_t i = 0; i < list->num_children(); ++i) {
+      const auto below = cache_lines(list->child(i), path + "." + std::to_string(i), depth + 1);
+      lines.insert(lines.end(), below.begin(), below.end());
+    }
+  }
+  return lines;
+}
+
+std::vector<std::string> texts_of(const LayerCache& cache) {
+  std::vector<std::string> texts;
+  for (auto& [label, text] : cache_lines(cache, "")) texts.push_back(std::move(text));
+  return texts;
+}
+
+// What the layers' classes alone do not tell; layers that are alike, one after another, share their lines ("0-3").
+void add_details(Report& report, const PromptCache& cache) {
+  for (std::size_t first = 0, last = 0; first < cache.size(); first = last + 1) {
+    const auto texts = texts_of(cache[first]);
+    last = first;
+    while (last + 1 < cache.size() && texts_of(cache[last + 1]) == texts) ++last;
+    if (texts == std::vector{cache[first].class_name()}) continue;
+    const auto path = std::to_string(first) + (last > first ? "-" + std::to_string(last) : "");
+    for (const auto& [label, text] : cache_lines(cache[first], path)) report.add(label, text);
+  }
+}
+
 // "30 × KVCache, the first 1 x 3 x 17 x 64 float32".
 void add_layers(Report& report, const PromptCache& cache) {
   std::vector<std::pair<std::string, int>> runs;
@@ -39,6 +119,7 @@ void add_layers(Report& report, const PromptCache& cache) {
   std::vector<mlx::core::array> arrays;
   cache[0].saved_state().collect_arrays(arrays);
   if (!arrays.empty()) report.add("first layer", shape_text(arrays[0]) + " " + dtype_text(arrays[0]));
+  add_details(report, cache);
 }
 
 void add_tokens(Report& report, const LoadedPromptCache& stored) {
@@ -75,7 +156,7 @@ void add_chat(Report& report, const std::string& app_json) {
       const auto found = message.find(key);
       return found != message.end() && found->is_string() ? found->get<std::string>() : std::string();
     };
-    report.add("  " + text("role"), excerpt(text("content")));
+    report.add("  " + one_line(text("role")).substr(0, 12), excerpt(text("content")));
   }
 }
 

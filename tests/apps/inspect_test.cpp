@@ -8,8 +8,14 @@
 #include "mlx/io.h"
 #include "mlx/ops.h"
 #include "mlx/random.h"
+#include "reprise/cache/arrays_cache.h"
+#include "reprise/cache/batched_cache.h"
+#include "reprise/cache/cache_list.h"
+#include "reprise/cache/chunked_kv_cache.h"
 #include "reprise/cache/kv_cache.h"
 #include "reprise/cache/prompt_cache_file.h"
+#include "reprise/cache/quantized_kv_cache.h"
+#include "reprise/cache/rotating_kv_cache.h"
 #include "tests/apps/program.h"
 
 namespace reprise::test {
@@ -45,6 +51,48 @@ TEST(Inspect, APromptCacheFile) {
   expect_words(outcome.out, {"prompt cache", "current", "tokens         3\n", "3 ids", "2 x KVCache",
                              "1 x 3 x 3 x 8 float32", "some/model", "0123456789abcdef", "note = \"mine\"",
                              "Once upon a time", "1 messages", "\"Hello there\""});
+}
+
+std::unique_ptr<LayerCache> filled(std::unique_ptr<AttentionCache> cache, int tokens) {
+  const auto rows = mx::ones({1, 1, tokens, 64});
+  cache->update_and_fetch(rows, rows);
+  return cache;
+}
+
+TEST(Inspect, LayersWithTheirNumbersAndTheChildrenOfLists) {
+  const TemporaryFolder folder;
+  PromptCache cache;
+  for (int layer = 0; layer < 2; ++layer) cache.push_back(filled(std::make_unique<RotatingKVCache>(16, 4), 3));
+  cache.push_back(filled(std::make_unique<KVCache>(), 3));
+  auto inner =
+      std::make_unique<CacheList>(filled(std::make_unique<QuantizedKVCache>(32, 8), 3), std::make_unique<MambaCache>());
+  for (int slot = 0; slot < 2; ++slot) inner->at<MambaCache>(1).set(slot, mx::ones({1, 2}));
+  cache.push_back(std::make_unique<CacheList>(filled(std::make_unique<ChunkedKVCache>(64), 3), std::move(inner)));
+  const auto outcome = run_program({"inspect", save_prompt_cache(folder.file("cache.safetensors"), cache)});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  expect_words(outcome.out, {"layers         2 x RotatingKVCache, 1 x KVCache, 1 x CacheList\n",
+                             "\n  0-1          RotatingKVCache, max_size 16, keep 4\n"
+                             "  3            CacheList of 2\n"
+                             "    3.0        ChunkedKVCache, chunk_size 64\n"
+                             "    3.1        CacheList of 2\n"
+                             "      3.1.0    QuantizedKVCache, 8 bits, groups of 32\n"
+                             "      3.1.1    ArraysCache, 2 slots\n"});
+}
+
+TEST(Inspect, BatchesWithTheOffsetsOfTheirRows) {
+  const TemporaryFolder folder;
+  const auto growing = filled(std::make_unique<KVCache>(), 3), longer = filled(std::make_unique<KVCache>(), 7);
+  const auto ring = filled(std::make_unique<RotatingKVCache>(8, 2), 3);
+  const auto longer_ring = filled(std::make_unique<RotatingKVCache>(8, 2), 7);
+  PromptCache cache;
+  cache.push_back(merge_caches({growing.get(), longer.get()}));
+  cache.push_back(merge_caches({ring.get(), longer_ring.get()})->to_quantized(64, 4));
+  const auto outcome = run_program({"inspect", save_prompt_cache(folder.file("cache.safetensors"), cache)});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  expect_words(outcome.out,
+               {"\n  0            BatchKVCache, 2 rows, offsets 3, 7\n"
+                "  1            BatchQuantizedRotatingKVCache, max_size 8, keep 2, 4 bits, groups of 64, 2 rows, "
+                "offsets 3, 7\n"});
 }
 
 TEST(Inspect, ALegacyFileAndOneWhoseRecordDoesNotFit) {
