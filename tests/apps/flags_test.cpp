@@ -93,6 +93,8 @@ TEST(Program, WrongUsageIsOneLineAndExitCodeTwo) {
       {{"cache-prompt", "--prompt", "x", "--prompt-cache-file="}, "--prompt-cache-file"},
       {{"cache-prompt", "--prompt", "x", "--prompt-cache-file", "-"}, "--prompt-cache-file"},
       {{"cache-prompt", "--prompt", "x", "--prompt-cache-file", "y", "--cache-format", "new"}, "--cache-format"},
+      {{"cache-prompt", "--prompt", "x", "--prompt-cache-file", "y", "--cache-format", "Portable"},
+       "--cache-format must be current, portable or legacy, but got \"Portable\""},
       {{"inspect"}, "FILE"},
   };
   for (const auto& refused : cases) {
@@ -121,6 +123,7 @@ TEST(Program, GoodFlagsGetAsFarAsTheModel) {
       {"chat", "--verify-reuse=0.25", "--verify-reuse", "1", "--stats"},
       {"cache-prompt", "--prompt", "x", "--prompt-cache-file", "x", "--max-kv-size", "64", "--kv-bits", "2"},
       {"cache-prompt", "--prompt", "x", "--prompt-cache-file", "x", "--cache-format", "legacy"},
+      {"cache-prompt", "--prompt", "x", "--prompt-cache-file", "x", "--cache-format", "portable"},
   };
   for (const auto& arguments : cases) {
     SCOPED_TRACE(arguments.back());
