@@ -29,8 +29,8 @@ mx::array dynamic_roll(const mx::array& x, const mx::array& shifts, int axis) {
   if (x.size() == 0) return x;
 
   const mx::array columns = mx::arange(0, length, mx::int32);
-  const mx::array distances = mx::reshape(shifts, {-1, 1});
-  // remainder takes the divisor's sign, so negative shifts come out right.
+  // remainder takes the divisor's sign, so negative shifts come out right; taken first, no difference overflows.
+  const mx::array distances = mx::remainder(mx::reshape(shifts, {-1, 1}), mx::array(length));
   const mx::array from = mx::remainder(mx::subtract(columns, distances), mx::array(length));
   mx::Shape shape(x.ndim(), 1);
   shape[0] = from.shape(0);

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <limits>
+
 #include "mlx/ops.h"
 #include "reprise/base/error.h"
 #include "tests/cache/cache_rows.h"
@@ -75,6 +78,15 @@ TEST(DynamicRoll, B10OneShiftServesAllRows) {
     EXPECT_TRUE(identical(dynamic_roll(x, ints({shift}, {1}), 2), expected));
     EXPECT_TRUE(identical(dynamic_roll(x, ints({shift}, {1, 1}), 2), expected));
   }
+}
+
+TEST(DynamicRoll, B10NoShiftIsTooFar) {
+  const int lowest = std::numeric_limits<int>::min(), highest = std::numeric_limits<int>::max();
+  const mx::array x = numbers({4, 7});
+  const auto modulo = [](int shift) { return static_cast<int>(std::int64_t{shift} % 7); };
+  EXPECT_TRUE(
+      identical(dynamic_roll(x, ints({lowest, highest, lowest + 1, highest - 1}, {4}), 1),
+                rolled_by_loop(x, {modulo(lowest), modulo(highest), modulo(lowest + 1), modulo(highest - 1)}, 1)));
 }
 
 TEST(DynamicRoll, B10EveryDtypeKeepsItsValues) {
