@@ -213,6 +213,10 @@ KVColumns KVColumns::quantized(const std::string& function, const KVQuantization
   if (quantization_) fail(function, "rows must be dense", "quantised ones");
   check_divides(function, "keys", tensors_[0], quantization);
   check_divides(function, "values", tensors_[1], quantization);
+  // MLX says so only at evaluation.
+  for (const mx::array& tensor : tensors_) {
+    if (tensor.dtype() == mx::float64) fail(function, "rows of float64 cannot be quantised", describe(tensor));
+  }
   std::vector<mx::array> tensors = quantized_tensors(tensors_[0], quantization);
   for (mx::array& tensor : quantized_tensors(tensors_[1], quantization)) tensors.push_back(std::move(tensor));
   return KVColumns(std::move(tensors), quantization);

@@ -133,8 +133,8 @@ std::vector<mx::array> StateReader::tensors(std::size_t item, const std::optiona
     if (list->size() != triple.size()) triple.clear();
   }
   const bool fits = triple.size() == 3 && triple[0].dtype() == mx::uint32 &&
-                    mx::issubdtype(triple[1].dtype(), mx::floating) && triple[2].dtype() == triple[1].dtype() &&
-                    triple[2].shape(3) == triple[1].shape(3) &&
+                    mx::issubdtype(triple[1].dtype(), mx::floating) && triple[1].dtype() != mx::float64 &&
+                    triple[2].dtype() == triple[1].dtype() && triple[2].shape(3) == triple[1].shape(3) &&
                     std::int64_t{triple[0].shape(3)} * 32 ==
                         std::int64_t{triple[1].shape(3)} * quantization->group_size * quantization->bits;
   if (!fits) {

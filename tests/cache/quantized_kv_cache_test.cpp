@@ -8,6 +8,7 @@
 #include "mlx/ops.h"
 #include "mlx/random.h"
 #include "mlx/transforms.h"
+#include "mlx/utils.h"
 #include "reprise/cache/kv_cache.h"
 #include "reprise/cache/registry.h"
 #include "tests/cache/cache_rows.h"
@@ -126,6 +127,16 @@ TEST(QuantizedKVCache, Q3WhatCannotBeQuantisedIsRefusedAtTheFirstUpdate) {
               "invalid_argument: [QuantizedKVCache::update_and_fetch] the head siz");
     EXPECT_TRUE(cache.empty());
   }
+  // MLX would refuse this dtype only at evaluation.
+  const RowShape doubles{.key_size = 64, .value_size = 64, .dtype = mx::float64};
+  KVCache dense;
+  {
+    const mx::StreamContext cpu{mx::Device(mx::Device::cpu)};
+    EXPECT_EQ(error_of([&] { append(cache, {1}, doubles); }).substr(0, 16), "invalid_argument");
+    append(dense, {1}, doubles);
+  }
+  EXPECT_TRUE(cache.empty());
+  EXPECT_EQ(error_of([&] { dense.to_quantized(64, 4); }).substr(0, 16), "invalid_argument");
   append(cache, {1}, {.key_size = 64, .value_size = 128});
   EXPECT_EQ(cache.length(), 1);
 }
