@@ -66,9 +66,12 @@ std::unique_ptr<LayerCache> merge_caches(const std::vector<const LayerCache*>& c
 
 mx::array AttentionCache::attend(const mx::array& queries, const mx::array& keys, const mx::array& values,
                                  const AttentionOptions& options) {
-  if (queries.ndim() != 4 || keys.ndim() != 4 || queries.shape(2) != keys.shape(2)) {
-    throw Error(ErrorCode::invalid_argument,
-                "[AttentionCache::attend] queries [B, H, L, D] and keys [B, Hkv, L, D] must agree in L");
+  if (queries.ndim() != 4 || keys.ndim() != 4 || queries.shape(2) != keys.shape(2) ||
+      !mx::issubdtype(queries.dtype(), mx::floating)) {
+    throw Error(
+        ErrorCode::invalid_argument,
+        "[AttentionCache::attend] queries [B, H, L, D], of a floating dtype, and keys [B, Hkv, L, D] must agree "
+        "in L");
   }
   const Offset position = offset();
   const mx::array rotated_queries = options.rope ? (*options.rope)(queries, position) : queries;

@@ -244,6 +244,7 @@ TEST(Attend, Z3ACallThatThrowsHasStoredNothing) {
   const State before = cache.state();
   EXPECT_ANY_THROW(attend(bad_queries, inputs.keys, {}));
   EXPECT_ANY_THROW(attend(inputs.queries, inputs.keys, bad_mask));
+  EXPECT_ANY_THROW(attend(mx::astype(inputs.queries, mx::int32), inputs.keys, {}));
   EXPECT_ANY_THROW(attend(inputs.queries, mx::zeros({1, kKvHeads, 3, kSize}), {}));
   EXPECT_TRUE(identical(cache.state(), before));
   EXPECT_EQ(cache.length(), 4);
