@@ -57,7 +57,9 @@ BatchRingCache::BatchRingCache(const std::string& function, int max_size, std::v
   }
   for (const int padding : left_padding) {
     if (padding < 0) fail(code, function, "left_padding must not be negative", padding);
-    check_countable(function, 0, padding);
+    if (padding > kMaxCount) {
+      fail(code, function, "left_padding must be at most " + std::to_string(kMaxCount), padding);
+    }
     rows_.push_back({.offset = -padding, .padding = padding, .stored = -padding});
   }
 }
@@ -89,6 +91,7 @@ int BatchRingCache::trim(int n) {
   if (n < 0) fail(ErrorCode::invalid_argument, class_name() + "::trim", "n must not be negative", n);
   const int trimmed = is_trimmable() ? std::min(n, columns_written_) : 0;
   if (trimmed == 0) return 0;
+  if (std::any_of(rows_.begin(), rows_.end(), [](const Row& row) { return row.moved > 0; })) move_filler_back();
   const int left = std::max(0, ring_width() - trimmed);
   // A ring may be full long before max_size when sinks are kept.
   if (rotated_ || ring_of(*buffer_).width() > ring_size()) {

@@ -24,6 +24,9 @@ namespace reprise::internal {
 class RingCache;
 class StateReader;
 
+// Of a row's padding, and of what a state may count: sums of such numbers stay far from what int32 positions hold.
+inline constexpr int kMaxCount = 1 << 29;
+
 class BatchRingCache : public AttentionCache, public BatchedCache {
  public:
   int max_size() const { return max_size_; }
@@ -47,7 +50,7 @@ class BatchRingCache : public AttentionCache, public BatchedCache {
   // No row may have lost a token.
   bool is_trimmable() const override;
   int max_trim() const override { return is_trimmable() ? columns_written_ : 0; }
-  // All rows by as many columns; a row with fewer tokens ends with none.
+  // All rows by as many columns, in the order in which they came; a row with fewer tokens ends with none.
   int trim(int n) override;
 
   State state() const override;
@@ -84,6 +87,7 @@ class BatchRingCache : public AttentionCache, public BatchedCache {
     int padding = 0;       // mlx-lm's left_padding
     int stored = 0;        // of the offset, the last ones whose columns the ring still has
     int limit = kNoLimit;  // offset at which the filler of a right-padded prompt begins
+    int moved = 0;         // columns of that filler that lie before the row's tokens by now
 
     int filler() const { return offset > limit ? offset - limit : 0; }
   };
@@ -121,6 +125,8 @@ class BatchRingCache : public AttentionCache, public BatchedCache {
   int ring_size() const { return max_size_ - keep_; }
   // How far each row must roll so that its filler lies before it; `rows` are then those.
   static std::vector<int> move_filler(std::vector<Row>& rows);
+  // Columns lie again as they came: undoes what move_filler did in a prompt that is still pending.
+  void move_filler_back();
   // What `stored` is when nothing else is known.
   int expected_stored(const Row& row) const;
   State numbered_state(bool saved) const;

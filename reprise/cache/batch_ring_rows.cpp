@@ -37,8 +37,29 @@ std::vector<int> BatchRingCache::move_filler(std::vector<Row>& rows) {
     row.offset -= filler;
     row.padding += filler;
     row.stored -= filler;
+    row.moved += filler;
   }
   return shifts;
+}
+
+void BatchRingCache::move_filler_back() {
+  const int width = ring_width();
+  int evicted = 0;
+  std::vector<int> shifts;
+  for (const Row& row : rows_) {
+    shifts.push_back(-row.moved);
+    if (row.moved > 0) evicted = std::max(evicted, row.stored + row.moved - width);
+  }
+  const KVColumns ring = temporal_ring_of(*buffer_).padded(evicted, 0).rolled(shifts);
+  buffer_ = with_sinks(buffer_->first(keep_), ring);
+  for (Row& row : rows_) {
+    row.offset += row.moved;
+    row.padding += evicted - row.moved;
+    row.stored += row.moved;
+    row.moved = 0;
+  }
+  idx_ = ring.width();
+  rotated_ = false;
 }
 
 void BatchRingCache::prepare(const BatchPrompt& prompt) {
@@ -58,7 +79,10 @@ void BatchRingCache::prepare(const BatchPrompt& prompt) {
     Row& row = rows[i];
     if (!prompt.left_padding.empty()) {
       const int padding = prompt.left_padding[i];
-      check_countable(function, row.padding, padding);
+      if (padding > kMaxCount - row.padding) {
+        fail(ErrorCode::invalid_argument, function, "left_padding must come to at most " + std::to_string(kMaxCount),
+             std::to_string(padding));
+      }
       row.padding += padding;
       row.offset -= padding;
       row.stored -= padding;
@@ -84,7 +108,10 @@ void BatchRingCache::finalize() {
   if (!is_in_padded_prompt()) return;
   std::vector<Row> rows = rows_;
   const std::vector<int> shifts = move_filler(rows);
-  for (Row& row : rows) row.limit = kNoLimit;
+  for (Row& row : rows) {
+    row.limit = kNoLimit;
+    row.moved = 0;
+  }
   if (buffer_ && any_positive(shifts)) {
     const KVColumns ring = temporal_ring_of(*buffer_).rolled(shifts);
     buffer_ = with_sinks(buffer_->first(keep_), ring);

@@ -15,12 +15,10 @@ namespace mx = mlx::core;
 
 namespace {
 
-// Sums of such numbers stay far from what int32 positions can count.
-constexpr int kMaxCount = 1 << 29;
-
 // Stored on disk: never rename.
 constexpr const char* kKeep = "keep";
 constexpr const char* kLengths = "lengths";
+constexpr const char* kMoved = "moved";
 constexpr const char* kStored = "stored";
 
 [[noreturn]] void fail_extra(const std::string& function, const std::string& what, const std::string& got) {
@@ -103,14 +101,18 @@ Meta BatchRingCache::legacy_meta() const {
 ExtraState BatchRingCache::extra_state() const {
   ExtraState extra;
   if (keep_ > 0 && !quantization_) extra[kKeep] = std::int64_t{keep_};
-  std::vector<int> limits, stored;
-  bool told = true;
+  std::vector<int> limits, stored, moved;
+  bool told = true, any_moved = false;
   for (const Row& row : rows_) {
     limits.push_back(row.limit);
     stored.push_back(row.stored);
+    moved.push_back(row.moved);
+    any_moved = any_moved || row.moved > 0;
     told = told && row.stored == expected_stored(row);
   }
   if (is_in_padded_prompt()) extra[kLengths] = std::move(limits);
+  // Only trim asks for it.
+  if (any_moved && columns_written_ < max_size_) extra[kMoved] = std::move(moved);
   if (!told) extra[kStored] = std::move(stored);
   return extra;
 }
@@ -127,16 +129,18 @@ void BatchRingCache::set_extra_state(const ExtraState& extra) {
     }
     for (const auto& [name, value] : extra) {
       if (name == kKeep) continue;
-      if (name != kLengths && name != kStored) {
-        fail_extra(function, "members must be keep, lengths or stored", '"' + name + '"');
+      if (name != kLengths && name != kMoved && name != kStored) {
+        fail_extra(function, "members must be keep, lengths, moved or stored", '"' + name + '"');
       }
       const std::vector<int>& numbers = row_numbers(function, name, value, rows_.size());
       for (std::size_t row = 0; row < numbers.size(); ++row) {
         const int number = numbers[row];
-        const bool fits = name == kStored ? number >= -kMaxCount && number <= ring_width()
-                                          : number == kNoLimit || (number >= 0 && number <= 2 * kMaxCount);
+        const bool fits = name == kStored  ? number >= -kMaxCount && number <= ring_width()
+                          : name == kMoved ? number >= 0 && number <= keep_ + ring_width()
+                                           : number == kNoLimit || (number >= 0 && number <= 2 * kMaxCount);
         if (!fits) fail_extra(function, name + " must fit the rows", std::to_string(number));
-        (name == kStored ? rows_[row].stored : rows_[row].limit) = number;
+        Row& of = rows_[row];
+        (name == kStored ? of.stored : name == kMoved ? of.moved : of.limit) = number;
       }
     }
   } catch (...) {

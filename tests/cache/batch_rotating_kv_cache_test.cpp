@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "mlx/ops.h"
 #include "mlx/transforms.h"
+#include "reprise/cache/registry.h"
 #include "reprise/cache/rotating_kv_cache.h"
 #include "tests/cache/ring_batch.h"
 
@@ -37,6 +40,13 @@ TEST(BatchRotatingKVCache, ImpossibleSizesAreRefused) {
               BatchRotatingKVCache(4, {0, -1});
             }),
             "invalid_argument: [BatchRotatingKVCache] left_padding must not be negative, but got -1");
+  // More than a file may say.
+  EXPECT_EQ(code_of(error_of([] { BatchRotatingKVCache(4, {(1 << 29) + 1}); })), "invalid_argument");
+  BatchRotatingKVCache cache(4, {1 << 29});
+  EXPECT_EQ(code_of(error_of([&] { cache.prepare({.left_padding = {1}, .lengths = {}, .right_padding = {}}); })),
+            "invalid_argument");
+  append(cache, {1});
+  EXPECT_NO_THROW(cache_from_state(cache.class_name(), cache.state()));
 }
 
 TEST(BatchRotatingKVCache, W1AChunkComesBackInTemporalOrderBehindWhatItsFirstTokenSees) {
@@ -150,6 +160,45 @@ TEST(BatchRotatingKVCache, W5Z8TrimmingIsAsIfTheTokensHadNotCome) {
       ASSERT_NO_FATAL_FAILURE(expect_extracts(pair));
       ASSERT_NO_FATAL_FAILURE(go_on(pair, {2, 2}, 2));
       ASSERT_NO_FATAL_FAILURE(decode(pair, 12));
+    }
+  }
+}
+
+// The second chunk moved filler before the tokens of row 1, so that it pushes none of them out.
+TEST(BatchRotatingKVCache, W5Z8TrimmingSeveralChunksOfAPaddedPromptIsAsIfTheyHadNotCome) {
+  for (const int keep : {0, 4}) {
+    for (const int trimmed : {5, 8, 11}) {
+      RingPair pair = merged(ring_singles(24, keep, {{4}, {1}}));
+      const std::vector<int> lengths = {12, 3};
+      pair.batch->prepare({.left_padding = {}, .lengths = lengths, .right_padding = {0, 9}});
+      const auto feed = [&](internal::BatchRingCache& batch, int begin, int end) {
+        TokenRows columns;
+        for (int row = 0; row < 2; ++row) {
+          columns.push_back(of_row(row, begin, std::clamp(lengths[static_cast<std::size_t>(row)], begin, end)));
+        }
+        const Rows added = batch_rows(right_padded(columns), kRingShape, end - begin);
+        batch.update_and_fetch(added.keys, added.values);
+      };
+      auto straight = pair.batch->fork();
+      feed(dynamic_cast<internal::BatchRingCache&>(*straight), 0, 12);
+      batched(*straight)->finalize();
+
+      feed(*pair.batch, 0, 4);
+      feed(*pair.batch, 4, 8);
+      feed(*pair.batch, 8, 12);
+      auto reloaded = cache_from_state(pair.batch->class_name(), pair.batch->saved_state());
+      reloaded->set_extra_state(pair.batch->extra_state());
+      for (LayerCache* cache : {static_cast<LayerCache*>(pair.batch.get()), reloaded.get()}) {
+        ASSERT_EQ(cache->trim(trimmed), trimmed);
+        feed(dynamic_cast<internal::BatchRingCache&>(*cache), 12 - trimmed, 12);
+        batched(*cache)->finalize();
+        ASSERT_EQ(cache->positions(), straight->positions());
+        for (int row = 0; row < 2; ++row) {
+          ASSERT_EQ(retained(*as_ring(batched(*cache)->extract(row))),
+                    retained(*as_ring(batched(*straight)->extract(row))))
+              << "keep " << keep << ", trimmed " << trimmed << ", row " << row;
+        }
+      }
     }
   }
 }

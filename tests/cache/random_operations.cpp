@@ -45,13 +45,6 @@ std::string form(const LayerCache& cache) {
   return text;
 }
 
-template <typename Row>
-std::vector<Row> chosen(const std::vector<Row>& all, const std::vector<int>& rows) {
-  std::vector<Row> out;
-  for (const int row : rows) out.push_back(all[static_cast<std::size_t>(row)]);
-  return out;
-}
-
 Subject extracted(const Subject& subject, int row) {
   Subject single{batched(*subject.cache)->extract(row), false, {}};
   for (const auto& rows : subject.parts) single.parts.push_back({rows[static_cast<std::size_t>(row)]});
@@ -342,45 +335,6 @@ void RandomOperations::filter(Subject& subject) {
   for (int i = 0; i < count; ++i) rows.push_back(pick(0, subject.num_rows() - 1));
   batched(*subject.cache)->filter(rows);
   for (auto& part_rows : subject.parts) part_rows = chosen(part_rows, rows);
-}
-
-void RandomOperations::padded_prompt(Subject& subject) {
-  if (subject.num_rows() == 0) return;
-  std::vector<std::vector<int>> prompts;
-  int width = 2;
-  for (int b = 0; b < subject.num_rows(); ++b) {
-    prompts.push_back(new_tokens(pick(1, 20)));
-    width = std::max(width, static_cast<int>(prompts.back().size()));
-  }
-  BatchPrompt prompt;
-  for (const auto& tokens : prompts) {
-    prompt.lengths.push_back(static_cast<int>(tokens.size()));
-    prompt.right_padding.push_back(width - static_cast<int>(tokens.size()));
-  }
-  batched(*subject.cache)->prepare(prompt);
-  for (int begin = 0; begin < width;) {
-    int chunk = std::min(pick(2, 12), width - begin);
-    if (width - begin - chunk == 1) ++chunk;  // one token at a time is not for padded prompts
-    std::vector<std::vector<int>> tokens;
-    for (const auto& row : prompts) {
-      const int size = static_cast<int>(row.size());
-      tokens.emplace_back(row.begin() + std::min(begin, size), row.begin() + std::min(begin + chunk, size));
-    }
-    ASSERT_NO_FATAL_FAILURE(append(subject, tokens, chunk, std::nullopt, true));
-    batched(*subject.cache)->advance(chunk);
-    begin += chunk;
-    if (pick(0, 4) == 0) reload(subject);
-    if (pick(0, 4) == 0) save_and_load(subject);
-    if (pick(0, 4) == 0) {
-      std::vector<int> order(prompts.size());
-      std::iota(order.begin(), order.end(), 0);
-      std::shuffle(order.begin(), order.end(), random_);
-      batched(*subject.cache)->filter(order);
-      prompts = chosen(prompts, order);
-      for (auto& rows : subject.parts) rows = chosen(rows, order);
-    }
-  }
-  batched(*subject.cache)->finalize();
 }
 
 void RandomOperations::remember(const KeysValues& seen) {

@@ -31,6 +31,13 @@ struct Subject {
   int num_rows() const { return static_cast<int>(parts.front().size()); }
 };
 
+template <typename Row>
+std::vector<Row> chosen(const std::vector<Row>& all, const std::vector<int>& rows) {
+  std::vector<Row> out;
+  for (const int row : rows) out.push_back(all[static_cast<std::size_t>(row)]);
+  return out;
+}
+
 // What a cache does otherwise than the lists say fails the test.
 class RandomOperations {
  public:
@@ -71,6 +78,8 @@ class RandomOperations {
   void filter(Subject& subject);
   // A right-padded prompt in chunks, with something between them now and then.
   void padded_prompt(Subject& subject);
+  // In the middle of one, of which `fed` columns have come. Returns: how many of them are to come again.
+  int trim_prompt(Subject& subject, const std::vector<std::vector<int>>& prompts, int fed);
   // Arrays handed out are values: they are looked at again later.
   void remember(const KeysValues& seen);
   void recall();
