@@ -1,22 +1,18 @@
 // Recurrent state over long runs and over padded prompts.
 #include <gtest/gtest.h>
 
-#include "mlx/memory.h"
 #include "mlx/ops.h"
 #include "mlx/transforms.h"
 #include "reprise/cache/arrays_cache.h"
 #include "reprise/cache/cache_masks.h"
 #include "tests/cache/cache_rows.h"
+#include "tests/cache/live_memory.h"
 
 namespace reprise {
 namespace {
 
 namespace mx = mlx::core;
-
-std::size_t active_bytes() {
-  mx::synchronize();
-  return mx::get_active_memory();
-}
+using namespace cache_test;
 
 TEST(ArraysCache, Z7AStoredSliceHoldsItsOwnBytesOnly) {
   ArraysCache cache(1);

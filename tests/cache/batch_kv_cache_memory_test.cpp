@@ -1,11 +1,11 @@
 // What batches cost: bytes are counted by MLX's allocator, addresses are those of the evaluated buffers.
 #include <gtest/gtest.h>
 
-#include "mlx/memory.h"
 #include "mlx/transforms.h"
 #include "reprise/cache/batch_kv_cache.h"
 #include "reprise/cache/kv_cache.h"
 #include "tests/cache/batch_rows.h"
+#include "tests/cache/live_memory.h"
 
 namespace reprise {
 namespace {
@@ -14,20 +14,6 @@ namespace mx = mlx::core;
 using namespace cache_test;
 
 constexpr RowShape kShape{.batch = 1, .heads = 2, .key_size = 64, .value_size = 64};
-
-std::size_t active_bytes() {
-  mx::synchronize();
-  return mx::get_active_memory();
-}
-
-// Address of the first buffer; the view is dropped before the next write.
-const void* key_buffer(const AttentionCache& cache) {
-  const KeysValues all = cache.keys_and_values();
-  mx::array keys =
-      std::holds_alternative<DenseKV>(all) ? std::get<DenseKV>(all).keys : std::get<QuantizedKV>(all).keys.packed;
-  keys.eval();
-  return keys.data<char>();
-}
 
 void eval(const LayerCache& cache) {
   std::vector<mx::array> arrays;

@@ -1,12 +1,12 @@
 // What rotating batches cost, by MLX's allocator and the addresses of evaluated buffers; and their attention.
 #include <gtest/gtest.h>
 
-#include "mlx/memory.h"
 #include "mlx/ops.h"
 #include "mlx/random.h"
 #include "mlx/transforms.h"
 #include "reprise/cache/batch_rotating_kv_cache.h"
 #include "reprise/cache/rotating_kv_cache.h"
+#include "tests/cache/live_memory.h"
 #include "tests/cache/ring_batch.h"
 
 namespace reprise {
@@ -16,18 +16,6 @@ namespace mx = mlx::core;
 using namespace cache_test;
 
 constexpr RowShape kShape{.batch = 2, .heads = 2, .key_size = 64, .value_size = 64};
-
-std::size_t active_bytes() {
-  mx::synchronize();
-  return mx::get_active_memory();
-}
-
-// The view is dropped before the next write.
-const void* key_buffer(const internal::BatchRingCache& cache) {
-  mx::array keys = std::get<DenseKV>(cache.keys_and_values()).keys;
-  keys.eval();
-  return keys.data<char>();
-}
 
 void eval(const internal::BatchRingCache& cache) {
   const auto all = std::get<DenseKV>(cache.keys_and_values());

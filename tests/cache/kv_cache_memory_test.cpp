@@ -4,11 +4,11 @@
 #include <optional>
 #include <set>
 
-#include "mlx/memory.h"
 #include "mlx/ops.h"
 #include "mlx/transforms.h"
 #include "reprise/cache/kv_cache.h"
 #include "tests/cache/cache_rows.h"
+#include "tests/cache/live_memory.h"
 
 namespace reprise {
 namespace {
@@ -17,21 +17,6 @@ namespace mx = mlx::core;
 using namespace cache_test;
 
 constexpr RowShape kShape{.batch = 1, .heads = 2, .key_size = 64, .value_size = 64};
-
-// Bytes that live arrays hold, MLX's pool of freed buffers left out.
-std::size_t active_bytes() {
-  mx::synchronize();
-  return mx::get_active_memory();
-}
-
-const void* address(const mx::array& array) { return array.data<char>(); }
-
-// Address of the key buffer; the view is dropped before the next write.
-const void* key_buffer(const KVCache& cache) {
-  mx::array keys = std::get<DenseKV>(cache.keys_and_values()).keys;
-  keys.eval();
-  return address(keys);
-}
 
 TEST(KVCacheMemory, Z6FiveThousandDecodeStepsKeepAddressesBetweenGrowthsAndMemoryFlat) {
   KVCache cache;

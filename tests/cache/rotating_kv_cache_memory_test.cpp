@@ -3,12 +3,12 @@
 
 #include <optional>
 
-#include "mlx/memory.h"
 #include "mlx/ops.h"
 #include "mlx/transforms.h"
 #include "reprise/cache/prompt_cache.h"
 #include "reprise/cache/rotating_kv_cache.h"
 #include "tests/cache/cache_rows.h"
+#include "tests/cache/live_memory.h"
 
 namespace reprise {
 namespace {
@@ -17,17 +17,6 @@ namespace mx = mlx::core;
 using namespace cache_test;
 
 constexpr RowShape kShape{.batch = 1, .heads = 2, .key_size = 64, .value_size = 64};
-
-std::size_t active_bytes() {
-  mx::synchronize();
-  return mx::get_active_memory();
-}
-
-const void* key_buffer(const RotatingKVCache& cache) {
-  mx::array keys = std::get<DenseKV>(cache.keys_and_values()).keys;
-  keys.eval();
-  return keys.data<char>();
-}
 
 TEST(RotatingKVCacheMemory, Z6FiveThousandDecodeStepsKeepAddressesBetweenGrowthsAndMemoryFlat) {
   for (const int prompt : {10, 900}) {
