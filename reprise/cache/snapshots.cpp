@@ -109,7 +109,11 @@ bool Snapshots::fits(const Kept& kept, const LayerCache& live, int position) {
     }
     return true;
   }
-  if (kept.fork != nullptr) return kept.class_name == live.class_name();
+  if (kept.fork != nullptr) {
+    // Rows quantised meanwhile are given up for those of then, which the next step quantises anew where that is due.
+    return kept.class_name == live.class_name() ||
+           (kept.fork->has_quantized_counterpart() && "Quantized" + kept.class_name == live.class_name());
+  }
   // Whatever the class is now (rows may have been quantised meanwhile), a trim must lead there.
   const std::optional<int> at = live.position();
   return live.keeps_all_rows() && at && *at >= position && live.max_trim() >= *at - position;

@@ -79,6 +79,23 @@ TEST_F(BoundedChat, G7UndoPastTheWindowGoesBackToASnapshotNotToTheStart) {
   expect_rows_fit_record(session);
 }
 
+TEST_F(BoundedChat, G7UndoGoesBackBehindTheTokenThatQuantisedTheWindow) {
+  ChatSession dense(fake.loaded, options);
+  for (const char* text : {"hello there", "how are you today"}) dense.say(text);
+  auto& kv_cache = options.generate.kv_cache;
+  kv_cache.kv_bits = 8;
+  kv_cache.quantized_kv_start = static_cast<int>(dense.cache().tokens.size()) + 1;
+  ChatSession session(fake.loaded, options);
+  for (const char* text : {"hello there", "how are you today"}) session.say(text);
+  ASSERT_EQ(session.cache().cache[0].class_name(), "RotatingKVCache");
+  const auto crossing = session.say("fine");
+  ASSERT_EQ(session.cache().cache[0].class_name(), "QuantizedRotatingKVCache");
+  session.undo();
+  const auto other = session.say("well, not so");
+  EXPECT_EQ(other.stats.cached_tokens, crossing.stats.cached_tokens);
+  EXPECT_EQ(session.cache().cache[0].class_name(), "QuantizedRotatingKVCache");
+}
+
 TEST_F(BoundedChat, G7WithoutASnapshotThePromptIsProcessedAgainAndNothingIsLost) {
   ChatSession session(fake.loaded, options);
   for (const char* text : {"hello there", "how are you today", "fine"}) session.say(text);
