@@ -33,10 +33,10 @@ std::string expand_home(const std::string& file) {
   return file.starts_with("~/") && home != nullptr ? home + file.substr(1) : file;
 }
 
-// What was asked for, layer by layer.
-void report_kv_cache(const LoadedModel& model, const ChatSession& session) {
+// What was asked for, layer by layer; also where it is no longer what it was.
+void report_kv_cache(const LoadedModel& model, const ChatSession& session, const KVCacheOptions& before = {}) {
   const auto& options = session.options().generate.kv_cache;
-  if (options == KVCacheOptions()) return;
+  if (options == KVCacheOptions() && options == before) return;
   print_note(summarize_layers(plan_kv_cache(*model.model, session.cache().cache, options)));
 }
 
@@ -145,11 +145,7 @@ class Chat {
         print_note("saved " + session_.save(cache_file_name("/save", expand_home(input.text))));
         break;
       case ChatCommand::load:
-        need_file(input, "/load");
-        session_.load(cache_file_name("/load", expand_home(input.text)));
-        last_.reset();
-        print_note("loaded " + describe());
-        report_kv_cache(model_, session_);
+        load(input);
         break;
       case ChatCommand::stats:
         print_note(describe());
@@ -167,6 +163,15 @@ class Chat {
 
   static void need_file(const ChatInput& input, const std::string& command) {
     if (input.text.empty()) throw Error(ErrorCode::invalid_argument, command + " needs the name of a file");
+  }
+
+  void load(const ChatInput& input) {
+    need_file(input, "/load");
+    const auto before = session_.options().generate.kv_cache;
+    session_.load(cache_file_name("/load", expand_home(input.text)));
+    last_.reset();
+    print_note("loaded " + describe());
+    report_kv_cache(model_, session_, before);
   }
 
   void undo() {

@@ -37,8 +37,15 @@ bool is_prompt_cache(const SafetensorsHeader& header) {
   return false;
 }
 
+// A cache may be named as `/save` and `--prompt-cache-file` take it: they add the suffix.
+fs::path resolve(const std::string& name) {
+  const fs::path saved = name + ".safetensors";
+  std::error_code ignored;
+  return !fs::exists(name, ignored) && fs::is_regular_file(saved, ignored) ? saved : fs::path(resolve_model(name));
+}
+
 Report inspect(const std::string& name) {
-  const auto path = resolve_model(name);
+  const auto path = resolve(name);
   std::error_code ignored;
   if (fs::is_directory(path, ignored)) return inspect_model_folder(path);
   require_regular(path);

@@ -136,6 +136,19 @@ TEST(Chat, ALoadedNameMayBeTheSavedOne) {
   const auto refused = run_program({"generate", "--model", model, "--prompt-cache-file", name});
   EXPECT_EQ(refused.exit_code, 1);
   EXPECT_NE(refused.err.find("/load"), std::string::npos) << refused.err;
+  const auto inspected = run_program({"inspect", name});
+  EXPECT_EQ(inspected.exit_code, 0) << inspected.err;
+  EXPECT_NE(inspected.out.find("KVCache"), std::string::npos) << inspected.out;
+}
+
+TEST(Chat, G12LoadingAChatWithoutABoundSaysThatTheBoundIsGone) {
+  REPRISE_NEED_MODEL(model);
+  const TemporaryFolder folder;
+  const auto name = folder.file("talk");
+  ASSERT_EQ(run_program(chat(model, {"--max-tokens", "2"}), "Hi\n/save " + name + "\n").exit_code, 0);
+  const auto outcome = run_program(chat(model, {"--max-kv-size", "32"}), "/load " + name + "\n");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_NE(outcome.err.find("\nlayers 0-29: KVCache\n"), std::string::npos) << outcome.err;
 }
 
 TEST(Chat, TwoInterruptsLeave) {
