@@ -106,7 +106,10 @@ int run(const Flags& flags) {
                 result.stats.prompt_tokens, result.stats.prefill_tps(),
                 static_cast<double>(mlx::core::get_peak_memory()) / 1e9);
   print_note(text);
-  print_note("Saved " + save(flags, name, model, cache, record_of(model, request)));
+  PromptRecord record = record_of(model, request);
+  record.pieces = cache.pieces;
+  if (options.kv_cache.kv_bits) record.quantized_kv_start = options.kv_cache.quantized_kv_start;
+  print_note("Saved " + save(flags, name, model, cache, record));
   return kDone;
 }
 

@@ -15,6 +15,7 @@
 #include "apps/reprise/prompt.h"
 #include "mlx/memory.h"
 #include "reprise/base/error.h"
+#include "reprise/base/log.h"
 
 namespace reprise::app {
 namespace {
@@ -79,6 +80,11 @@ int run(const Flags& flags) {
     warn_of_other_dtype(*stored, model);
     take_tokenizer_settings(*stored, model, options);
     prepared = continue_prompt(std::move(*stored), model, request, options.kv_cache);
+    if (!prepared.tokens_known && options.verify_reuse > 0) {
+      log(LogLevel::warning,
+          "--verify-reuse does nothing here: what the file does not record cannot be computed again");
+      options.verify_reuse = 0;
+    }
   } else {
     prepared.ids = encode_prompt(model, request);
   }

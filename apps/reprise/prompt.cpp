@@ -1,8 +1,10 @@
 #include "apps/reprise/prompt.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <numeric>
 
 #include "apps/reprise/model_path.h"
 #include "mlx/ops.h"
@@ -145,7 +147,10 @@ ContinuedPrompt continue_recorded(LoadedPromptCache stored, const PromptRecord& 
   } else if (again > 0) {
     warn_of_seam(again);
   }
-  return continued({std::move(stored.cache), cached}, whole, model, kv_cache);
+  const auto fed = std::accumulate(record.pieces.begin(), record.pieces.end(), std::int64_t{0});
+  const bool fits = fed <= static_cast<std::int64_t>(cached.size());
+  return continued({std::move(stored.cache), cached, fits ? record.pieces : std::vector<int>()}, whole, model,
+                   kv_cache);
 }
 
 // The rendered text behind the cache, as mlx-lm does it.
@@ -159,7 +164,7 @@ ContinuedPrompt continue_unrecorded(LoadedPromptCache stored, const LoadedModel&
   if (!stored.extension.tokens) {
     warn("the prompt cache has no record of its tokens: whether the prompt continues them cannot be verified");
     Tokens unknown(static_cast<std::size_t>(position_of(stored.cache)), 0);
-    return {{std::move(stored.cache), std::move(unknown)}, std::move(ids)};
+    return {{std::move(stored.cache), std::move(unknown)}, std::move(ids), /*tokens_known=*/false};
   }
   const auto& cached = *stored.extension.tokens;
   const auto text = model.tokenizer.decode(cached);
@@ -270,6 +275,9 @@ KVCacheOptions kv_cache_of(const LoadedPromptCache& stored, const LoadedModel& m
   if (found) {
     options.kv_bits = found->bits;
     options.kv_group_size = found->group_size;
+    // What is computed again becomes what the file holds.
+    const auto record = prompt_record_from_json(stored.extension.app_json);
+    if (record && record->quantized_kv_start) options.quantized_kv_start = *record->quantized_kv_start;
   }
   return options;
 }

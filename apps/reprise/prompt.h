@@ -50,6 +50,8 @@ void warn_of_other_dtype(const LoadedPromptCache& stored, const LoadedModel& mod
 struct ContinuedPrompt {
   RecordedCache cache;
   Tokens ids;
+  // False: the record only counts. Whatever would compute those tokens again computes others.
+  bool tokens_known = true;
 };
 
 // The answer to `request`, whose prompt continues the cached text, from as much of the cache as is of use. Where the

@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace reprise::app {
 
@@ -13,14 +14,20 @@ struct PromptRecord {
   bool plain = false;  // no chat template was used
   std::string tools_json = {};
   std::string kwargs_json = {};
+  // How the file's tokens were computed, which only a check of their reuse needs: in which pieces, and at how many
+  // tokens they were quantised (absent: not at all).
+  std::vector<int> pieces = {};
+  std::optional<int> quantized_kv_start = {};
 
   bool operator==(const PromptRecord&) const = default;
 };
 
-// {"prompt": {"text", "plain", "system", "tools", "template_kwargs"}}, the last three only where there is something.
+// {"prompt": {"text", "plain", "system", "tools", "template_kwargs", "pieces", "quantized_kv_start"}}, all but the
+// first two only where there is something.
 std::string prompt_record_to_json(const PromptRecord& record);
 
-// None for what is no such record.
+// None for what is no such record. The last two are left out where they are no such numbers: an early form of the
+// record had neither.
 std::optional<PromptRecord> prompt_record_from_json(const std::string& json);
 
 // The prompt's text, whatever else the record holds: what a person wants to see of it. An early form of the record had

@@ -75,6 +75,9 @@ TEST(Generate, G10G11AQuantisedPromptIsSavedSoAndContinuedOnlyWithItsOwnNumbers)
   ASSERT_EQ(warm.exit_code, 0) << warm.err;
   EXPECT_NE(warm.err.find("layers 0-29: QuantizedKVCache(8 bits, groups of 32)"), std::string::npos) << warm.err;
   EXPECT_EQ(continued({}).out, warm.out) << "the file's own numbers count where none are given";
+  const auto checked = continued({"--verify-reuse"});
+  EXPECT_EQ(checked.out, warm.out);
+  EXPECT_LT(stats_of(checked.err, 0)["reuse_error"], 1e-6) << "quantised where the file was: " << checked.err;
   const std::vector<std::pair<std::string, std::string>> others = {
       {"--kv-bits", "4"}, {"--kv-group-size", "64"}, {"--max-kv-size", "100"}};
   for (const auto& [flag, value] : others) {
@@ -108,6 +111,11 @@ TEST(Generate, G8X8ABoundedPromptIsContinuedAndVerified) {
   EXPECT_NE(warm.err.find("layers 0-29: RotatingKVCache(64, keep 4)"), std::string::npos) << warm.err;
   EXPECT_NE(warm.err.find("\"reuse_checks\":1,\"reuse_mismatches\":0"), std::string::npos) << warm.err;
   EXPECT_GT(stats_of(warm.err, 0)["cached_tokens"], 64);
+  // What a window holds depends on the pieces: the file says which they were, whatever this run's are.
+  const auto other =
+      run_program(generate(model, {"--prompt-cache-file", file, "-p", " and so on.", "-m", "3", "--verify-reuse"}));
+  EXPECT_EQ(other.out, warm.out);
+  EXPECT_NE(other.err.find("\"reuse_checks\":1,\"reuse_mismatches\":0"), std::string::npos) << other.err;
 }
 
 TEST(Generate, AnotherSystemPromptThanTheCachesIsNoticed) {
@@ -131,6 +139,14 @@ TEST(Generate, ALegacyFileHasNoRecordAndSaysSo) {
   EXPECT_NE(outcome.err.find("cannot be verified"), std::string::npos) << outcome.err;
   const auto whole = run_program(generate(model, {"-p", "Say yes.", "-m", "2"}));
   EXPECT_EQ(outcome.out, whole.out);
+
+  // Nobody knows what to compute again: the answer stays the file's.
+  const auto checked =
+      run_program(generate(model, {"--prompt-cache-file", file, "-p", " yes.", "-m", "2", "--verify-reuse"}));
+  EXPECT_EQ(checked.exit_code, 0) << checked.err;
+  EXPECT_EQ(checked.out, whole.out);
+  EXPECT_NE(checked.err.find("--verify-reuse does nothing here"), std::string::npos) << checked.err;
+  EXPECT_EQ(checked.err.find("reuse_checks"), std::string::npos) << checked.err;
 }
 
 TEST(Generate, AnotherDtypeThanTheCachesIsSaidOnce) {

@@ -135,6 +135,7 @@ TEST(PromptRecord, ComesBackAsItWas) {
       {},
       {.text = "a\n\"ä\"", .plain = true},
       {.text = "x", .system_prompt = "", .tools_json = "[1]", .kwargs_json = "{\"a\":null}"},
+      {.text = "x", .pieces = {256, 10, 1}, .quantized_kv_start = 0},
   };
   for (const auto& record : records) EXPECT_EQ(prompt_record_from_json(prompt_record_to_json(record)), record);
 }
@@ -144,6 +145,21 @@ TEST(PromptRecord, IsNotReadFromAnythingElse) {
        {"", "[", "[]", "{}", R"({"prompt":1})", R"({"prompt":{"text":"x"}})", R"({"prompt":{"text":"x","plain":1}})",
         R"({"prompt":{"plain":true}})", R"({"prompt":{"text":1,"plain":true}})"}) {
     EXPECT_EQ(prompt_record_from_json(json), std::nullopt) << json;
+  }
+}
+
+TEST(PromptRecord, NumbersThatAreNoneAreLeftOut) {
+  for (const char* pieces : {"1", "{}", "[0]", "[-1]", "[1.5]", "[\"1\"]", "[1, 2147483648]", "[1e30]", "[[1]]"}) {
+    const auto record =
+        prompt_record_from_json(R"({"prompt":{"text":"x","plain":true,"pieces":)" + std::string(pieces) + "}}");
+    ASSERT_TRUE(record) << pieces;
+    EXPECT_TRUE(record->pieces.empty()) << pieces;
+  }
+  for (const char* start : {"-1", "0.5", "null", "[]", "2147483648"}) {
+    const auto record = prompt_record_from_json(R"({"prompt":{"text":"x","plain":true,"quantized_kv_start":)" +
+                                                std::string(start) + "}}");
+    ASSERT_TRUE(record) << start;
+    EXPECT_FALSE(record->quantized_kv_start) << start;
   }
 }
 
