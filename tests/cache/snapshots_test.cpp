@@ -6,7 +6,6 @@
 
 #include <random>
 
-#include "mlx/memory.h"
 #include "mlx/ops.h"
 #include "mlx/random.h"
 #include "mlx/transforms.h"
@@ -17,6 +16,7 @@
 #include "reprise/cache/kv_cache.h"
 #include "reprise/cache/rotating_kv_cache.h"
 #include "tests/cache/cache_rows.h"
+#include "tests/cache/live_memory.h"
 
 namespace reprise {
 namespace {
@@ -383,9 +383,9 @@ TEST(Snapshots, X9WhatIsHeldIsEvaluatedAndNoMoreThanItSays) {
     for (std::size_t layer = 0; layer < live.size(); ++layer) answer(live[layer], token % 100);
     snapshots.take(live);  // nothing else evaluates
     live.eval();
-    if (token == 50) after_first = mx::get_active_memory();
+    if (token == 50) after_first = active_bytes();
   }
-  EXPECT_LE(mx::get_active_memory(), after_first + 4096);
+  EXPECT_LE(active_bytes(), after_first + 4096);
 }
 
 }  // namespace
