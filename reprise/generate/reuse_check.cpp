@@ -98,7 +98,14 @@ std::optional<ReuseCheck> check_reuse(const LanguageModel& model, const Recorded
   }
   // A history that was longer once may have been quantised where this one is not yet.
   const auto quantization = quantization_of(warm.cache);
-  if (quantization) maybe_quantize_kv_cache(cold, 0, quantization->group_size, quantization->bits);
+  // Layer by layer: a snapshot brings windows back as they were, while layers that are trimmed stay quantised.
+  if (quantization) {
+    PromptCache quantized = cold.fork();
+    maybe_quantize_kv_cache(quantized, 0, quantization->group_size, quantization->bits);
+    for (std::size_t i = 0; i < cold.size(); ++i) {
+      if (describe_cache(quantized[i]) == describe_cache(warm.cache[i])) cold.replace(i, quantized[i].fork());
+    }
+  }
 
   const auto got = next_logits(model, warm.cache, last);
   const auto want = next_logits(model, cold, last);
