@@ -185,8 +185,8 @@ class Chat {
     for (const auto& message : session_.messages()) turns += message.role == "user";
     const auto& cache = session_.cache();
     char text[128];
-    std::snprintf(text, sizeof text, "%d turns, %zu tokens cached in %.1f MB", turns, cache.tokens.size(),
-                  static_cast<double>(prompt_cache_nbytes(cache.cache)) / 1e6);
+    std::snprintf(text, sizeof text, "%d turn%s, %zu tokens cached in %.1f MB", turns, turns == 1 ? "" : "s",
+                  cache.tokens.size(), static_cast<double>(prompt_cache_nbytes(cache.cache)) / 1e6);
     return text;
   }
 

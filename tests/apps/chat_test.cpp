@@ -100,7 +100,7 @@ TEST(Chat, AnInterruptStopsTheAnswerAndTheChatGoesOn) {
   ASSERT_TRUE(program.wait_for_error("(stopped)")) << program.err();
   ASSERT_TRUE(program.wait_for_error("stats {"));
   program.write("/stats\n");
-  ASSERT_TRUE(program.wait_for_error("1 turns"));
+  ASSERT_TRUE(program.wait_for_error("1 turn,"));
   program.write("Say yes.\n");
   ASSERT_TRUE(program.wait_for_error("stats {"));
   const auto outcome = program.finish();
@@ -132,7 +132,7 @@ TEST(Chat, ALoadedNameMayBeTheSavedOne) {
   const auto name = folder.file("talk");
   const auto outcome = run_program(chat(model, {"--max-tokens", "2"}), "Hi\n/save " + name + "\n/load " + name + "\n");
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-  EXPECT_NE(outcome.err.find("loaded 1 turns"), std::string::npos) << outcome.err;
+  EXPECT_NE(outcome.err.find("loaded 1 turn,"), std::string::npos) << outcome.err;
   const auto refused = run_program({"generate", "--model", model, "--prompt-cache-file", name});
   EXPECT_EQ(refused.exit_code, 1);
   EXPECT_NE(refused.err.find("/load"), std::string::npos) << refused.err;
@@ -206,7 +206,7 @@ TEST(Chat, AFileOfSomethingElseIsRefusedAndTheConversationStays) {
   const auto outcome = run_program(chat(model, {"--max-tokens", "2"}), "Hi\n/load " + file + "\n/stats\n");
   EXPECT_EQ(outcome.exit_code, 1);
   EXPECT_NE(outcome.err.find("noise.safetensors"), std::string::npos) << outcome.err;
-  EXPECT_NE(outcome.err.find("1 turns"), std::string::npos) << outcome.err;
+  EXPECT_NE(outcome.err.find("1 turn,"), std::string::npos) << outcome.err;
 }
 
 }  // namespace

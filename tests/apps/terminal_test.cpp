@@ -63,7 +63,7 @@ TEST_F(Terminal, PastedLinesAreOneMessageAndTypedOnesAreEdited) {
   ASSERT_TRUE(program.wait_for_output("stats {")) << program.out();
   ASSERT_TRUE(program.wait_for_output(">> "));
   program.write("/stats\r");
-  ASSERT_TRUE(program.wait_for_output("1 turns")) << program.out();
+  ASSERT_TRUE(program.wait_for_output("1 turn,")) << program.out();
   ASSERT_TRUE(program.wait_for_output(">> "));  // keys before the prompt are the kernel's to edit
   // Backspace takes a whole character away; letters beyond ASCII survive without a locale.
   program.write("/nonseü\177ß\r");

@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include "mlx/memory.h"
 #include "mlx/ops.h"
 #include "mlx/transforms.h"
 #include "reprise/cache/arrays_cache.h"
@@ -12,6 +11,7 @@
 #include "reprise/cache/registry.h"
 #include "reprise/cache/rotating_kv_cache.h"
 #include "tests/cache/cache_rows.h"
+#include "tests/cache/live_memory.h"
 
 namespace reprise {
 namespace {
@@ -356,10 +356,6 @@ TEST(CacheList, Z6FiveThousandStepsKeepMemoryFlat) {
   mx::eval(one.keys, one.values);
   list.at<ArraysCache>(0).set(0, mx::zeros({1, 256}));
   list.at<KVCache>(2).update_and_fetch(one.keys, one.values);
-  const auto active_bytes = [] {
-    mx::synchronize();
-    return mx::get_active_memory();
-  };
   const std::size_t limit = active_bytes() + 2'000'000;
   for (int i = 0; i < 5000; ++i) {
     auto& state = list.at<ArraysCache>(0);

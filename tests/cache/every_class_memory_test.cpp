@@ -9,7 +9,6 @@
 #include <unordered_set>
 #include <vector>
 
-#include "mlx/memory.h"
 #include "mlx/ops.h"
 #include "mlx/transforms.h"
 #include "reprise/cache/arrays_cache.h"
@@ -26,6 +25,7 @@
 #include "reprise/cache/registry.h"
 #include "reprise/cache/rotating_kv_cache.h"
 #include "tests/cache/cache_rows.h"
+#include "tests/cache/live_memory.h"
 
 namespace reprise {
 namespace {
@@ -126,10 +126,7 @@ std::size_t graph_size(const std::vector<mx::array>& roots) {
   return visited.size();
 }
 
-std::size_t bytes_beside(const LayerCache& cache) {
-  mx::synchronize();
-  return mx::get_active_memory() - cache.nbytes();
-}
+std::size_t bytes_beside(const LayerCache& cache) { return active_bytes() - cache.nbytes(); }
 
 TEST(EveryClass, Z6IsHere) {
   std::set<std::string> here;

@@ -4,7 +4,6 @@
 #include <functional>
 #include <memory>
 
-#include "mlx/memory.h"
 #include "mlx/ops.h"
 #include "mlx/transforms.h"
 #include "reprise/cache/cache_list.h"
@@ -16,6 +15,7 @@
 #include "reprise/cache/rotating_kv_cache.h"
 #include "reprise/cache/snapshots.h"
 #include "tests/cache/cache_rows.h"
+#include "tests/cache/live_memory.h"
 
 namespace reprise {
 namespace {
@@ -171,9 +171,9 @@ TEST(Fork, X3SnapshotsOfAForkLeadBackAndAreIndependent) {
   feed(live, range(9, 20));
   snapshots.take(live);
   PromptCache branch = live.fork();
-  const std::size_t active = mx::get_active_memory();
+  const std::size_t active = active_bytes();
   Snapshots forked = snapshots.fork();
-  EXPECT_EQ(mx::get_active_memory(), active);
+  EXPECT_EQ(active_bytes(), active);
   EXPECT_EQ(forked.positions(), snapshots.positions());
   EXPECT_EQ(forked.nbytes(), snapshots.nbytes());
   const auto expect_at_nine = [&](PromptCache& cache) {
@@ -200,13 +200,11 @@ TEST(Fork, X2NoBytesHoweverLongThePrompt) {
         cache.at<AttentionCache>(cache.size() - 1).update_and_fetch(rows, rows);
       }
       cache.eval();
-      mx::synchronize();
-      const std::size_t before = mx::get_active_memory();
+      const std::size_t before = active_bytes();
       std::vector<PromptCache> forks;
       for (int i = 0; i < 10; ++i) forks.push_back(cache.fork());
       for (const PromptCache& fork : forks) fork.eval();
-      mx::synchronize();
-      EXPECT_EQ(mx::get_active_memory(), before) << kind.name << " of " << tokens << " tokens";
+      EXPECT_EQ(active_bytes(), before) << kind.name << " of " << tokens << " tokens";
     }
   }
 }

@@ -4,11 +4,11 @@
 
 #include <thread>
 
-#include "mlx/memory.h"
 #include "mlx/transforms.h"
 #include "reprise/cache/kv_cache.h"
 #include "reprise/cache/rotating_kv_cache.h"
 #include "tests/cache/cache_rows.h"
+#include "tests/cache/live_memory.h"
 #include "tests/cache/stored_caches.h"
 
 namespace reprise {
@@ -229,11 +229,9 @@ TEST(LRUPromptCache, T3AHitNeverChangesTheEntryAndCopiesNoRows) {
   for (const int length : {40, 30, 41}) {
     Tokens query = range(0, length);
     query.back() = 500;
-    mx::synchronize();
-    const std::size_t before = mx::get_active_memory();
+    const std::size_t before = active_bytes();
     FetchedPromptCache fetched = store.fetch_nearest_cache("m", query);
-    mx::synchronize();
-    EXPECT_EQ(mx::get_active_memory(), before);
+    EXPECT_EQ(active_bytes(), before);
     append(*fetched.cache, {600, 601, 602}, {.heads = 1, .key_size = 64, .value_size = 64});
     fetched.cache->eval();
     trim_prompt_cache(*fetched.cache, 20);

@@ -4,7 +4,6 @@
 
 #include <optional>
 
-#include "mlx/memory.h"
 #include "mlx/ops.h"
 #include "mlx/random.h"
 #include "mlx/transforms.h"
@@ -12,6 +11,7 @@
 #include "reprise/cache/kv_cache.h"
 #include "reprise/cache/registry.h"
 #include "tests/cache/cache_rows.h"
+#include "tests/cache/live_memory.h"
 
 namespace reprise {
 namespace {
@@ -321,8 +321,7 @@ TEST(QuantizedKVCacheMemory, Z6FiveThousandDecodeStepsKeepAddressesBetweenGrowth
   std::size_t overhead_at_first = 0;
   for (int i = 0; i < 5000; ++i) {
     eval(cache.update_and_fetch(one.keys, one.values));
-    mx::synchronize();
-    const std::size_t overhead = mx::get_active_memory() - cache.nbytes();
+    const std::size_t overhead = active_bytes() - cache.nbytes();
     if (i == 0) overhead_at_first = overhead;
     ASSERT_LE(overhead, overhead_at_first + kRounding) << "at step " << i;
     if (capacity != cache.nbytes()) {
@@ -338,13 +337,12 @@ TEST(QuantizedKVCacheMemory, Z6AModelThatReadsNothingKeepsMemoryFlat) {
   QuantizedKVCache cache(32, 4);
   append(cache, range(0, 10), kShape);
   buffers(cache);
-  mx::synchronize();
-  const std::size_t limit = mx::get_active_memory() + 2 * cache.nbytes() + 200'000;
+  const std::size_t limit = active_bytes() + 2 * cache.nbytes() + 200'000;
   for (int i = 0; i < 5000; ++i) {
     const Rows one = rows({i % 200}, kShape);
     cache.trim(1);
     cache.update_and_fetch(one.keys, one.values);
-    ASSERT_LE(mx::get_active_memory(), limit) << "at step " << i;
+    ASSERT_LE(active_bytes(), limit) << "at step " << i;
   }
   EXPECT_EQ(cache.length(), 10);
 }
