@@ -169,7 +169,7 @@ Rope::Rope(const RopeOptions& options) : dims_(options.dims), traditional_(optio
   }
 }
 
-mx::array Rope::operator()(const mx::array& x, const Offset& offset) const {
+mx::array Rope::operator()(const mx::array& x, const Offset& offset, const RotateOptions& options) const {
   if (x.ndim() != 4 || x.shape(3) < dims_) {
     fail("x must be [B, heads, L, D] with D of at least " + std::to_string(dims_) + ", but got rank " +
          std::to_string(x.ndim()) + (x.ndim() == 4 ? " and D " + std::to_string(x.shape(3)) : ""));
@@ -177,11 +177,13 @@ mx::array Rope::operator()(const mx::array& x, const Offset& offset) const {
   if (const auto* rows = std::get_if<mx::array>(&offset); rows && rows->shape() != mx::Shape{x.shape(0)}) {
     fail("offsets must be one per row of " + std::to_string(x.shape(0)));
   }
+  const float scale = scale_ * options.scale * (options.inverse ? -1.0f : 1.0f);
+  const float input_scale = options.inverse ? 1.0f / input_scale_ : input_scale_;
   const auto rotate = [&](const mx::array& rows, const std::optional<float>& base, const Offset& at) {
     if (const int* position = std::get_if<int>(&at)) {
-      return mx::fast::rope(rows, dims_, traditional_, base, scale_, *position, freqs_);
+      return mx::fast::rope(rows, dims_, traditional_, base, scale, *position, freqs_);
     }
-    return mx::fast::rope(rows, dims_, traditional_, base, scale_, std::get<mx::array>(at), freqs_);
+    return mx::fast::rope(rows, dims_, traditional_, base, scale, std::get<mx::array>(at), freqs_);
   };
 
   if (dynamic_) {
@@ -209,10 +211,10 @@ mx::array Rope::operator()(const mx::array& x, const Offset& offset) const {
     return mx::concatenate(rows, 0);
   }
 
-  if (input_scale_ == 1.0f) return rotate(x, base_, offset);
-  if (dims_ == x.shape(-1)) return rotate(mx::multiply(x, mx::array(input_scale_, x.dtype())), base_, offset);
+  if (input_scale == 1.0f) return rotate(x, base_, offset);
+  if (dims_ == x.shape(-1)) return rotate(mx::multiply(x, mx::array(input_scale, x.dtype())), base_, offset);
   std::vector<mx::array> parts = mx::split(x, mx::Shape{dims_}, -1);
-  parts[0] = mx::multiply(parts[0], mx::array(input_scale_, x.dtype()));
+  parts[0] = mx::multiply(parts[0], mx::array(input_scale, x.dtype()));
   return rotate(mx::concatenate(parts, -1), base_, offset);
 }
 

@@ -39,6 +39,11 @@ struct RopeOptions {
   std::optional<int> max_position_embeddings = {};
 };
 
+struct RotateOptions {
+  float scale = 1.0f;    // multiplies positions, besides what the type does
+  bool inverse = false;  // takes the rotation at the same positions back, and what the type scales x by
+};
+
 class Rope {
  public:
   // Throws: unsupported for an unknown type (named); invalid_argument for options that its type lacks or contradicts.
@@ -46,7 +51,7 @@ class Rope {
 
   // x [B, heads, L, D]; token t of row b is at offset (or offset[b]) + t. Returns: the same shape and dtype.
   // Throws: invalid_argument for another rank, D < dims, or offsets that are not [B].
-  mlx::core::array operator()(const mlx::core::array& x, const Offset& offset) const;
+  mlx::core::array operator()(const mlx::core::array& x, const Offset& offset, const RotateOptions& options = {}) const;
 
  private:
   int dims_;

@@ -7,6 +7,7 @@
 #include <limits>
 #include <numbers>
 
+#include "mlx/ops.h"
 #include "reprise/base/error.h"
 #include "tests/nn/arrays.h"
 
@@ -47,6 +48,10 @@ void expect_near(const mx::array& got, const std::vector<double>& want, double t
   const auto values = test::floats(got);
   ASSERT_EQ(values.size(), want.size());
   for (std::size_t i = 0; i < want.size(); ++i) ASSERT_NEAR(values[i], want[i], tolerance) << "at " << i;
+}
+
+float largest_difference(const mx::array& a, const mx::array& b) {
+  return mx::max(mx::abs(mx::subtract(a, b))).item<float>();
 }
 
 TEST(Rope, E1EqualsFloat64ForScalarAndPerRowOffsets) {
@@ -167,6 +172,29 @@ TEST(Rope, E6YarnBlendsPairsByTheirNumberOfRotations) {
                 rotate(scaled(x, dims, magnitude(0.5) / magnitude(2)), 1, 2, 3, dims, want, false, {40}), 1e-4);
   }
   EXPECT_THROW(Rope({.dims = dims, .scaling = RopeScaling{.type = "yarn"}}), Error);
+}
+
+TEST(Rope, E6TheInverseTakesARotationBackAndItsScaleToo) {
+  const auto x = test::normal({2, 2, 3, 20}, 5);
+  const std::vector<int> offsets = {4, 9000};
+  const mx::array rows(offsets.data(), {2}, mx::int32);
+  for (const std::string type : {"default", "yarn", "llama3"}) {
+    RopeScaling scaling{.type = type};
+    if (type != "default") scaling.factor = 4.0f;
+    if (type == "yarn") scaling.mscale = 0.7f;
+    const Rope rope({.dims = 16, .scaling = scaling, .max_position_embeddings = 16384});
+    const auto back = rope(rope(x, rows, {.scale = 0.5f}), rows, {.scale = 0.5f, .inverse = true});
+    const std::vector<float> want = test::floats(x);
+    expect_near(back, std::vector<double>(want.begin(), want.end()), 1e-5);
+    EXPECT_GT(largest_difference(rope(x, rows), x), 0.1f) << type;
+  }
+}
+
+TEST(Rope, E6AnExtraScaleMultipliesPositions) {
+  const auto x = test::normal({1, 2, 3, 8}, 6);
+  const Rope plain_rope({.dims = 8});
+  const Rope linear({.dims = 8, .scaling = RopeScaling{.type = "linear", .factor = 2.0f}});
+  EXPECT_LT(largest_difference(plain_rope(x, 5, {.scale = 0.5f}), linear(x, 5)), 1e-6f);
 }
 
 TEST(Rope, E6YarnsMagnitudeSquaredScalesTheScores) {
