@@ -1,9 +1,7 @@
-// ArraysCache through a long random history, against plain numbers per row and slot. See random_operations_test.cpp for
-// the environment variables.
+// ArraysCache through a long random history, against plain numbers per row and slot.
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <numeric>
 #include <random>
 
@@ -12,6 +10,7 @@
 #include "reprise/cache/prompt_cache_file.h"
 #include "reprise/cache/registry.h"
 #include "tests/cache/cache_rows.h"
+#include "tests/cache/random_settings.h"
 
 namespace reprise {
 namespace {
@@ -22,17 +21,6 @@ using namespace cache_test;
 constexpr int kSlots = 3;
 constexpr std::size_t kMaxSubjects = 5;
 constexpr int kMaxRows = 5;
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int kDefaultOperations = 2000;
-#else
-constexpr int kDefaultOperations = 10000;
-#endif
-
-int from_environment(const char* name, int otherwise) {
-  const char* text = std::getenv(name);
-  return text ? std::atoi(text) : otherwise;
-}
 
 // What a slot must hold: a number per row, or nothing. A row that was merged or extended without it has 0.
 using SlotModel = std::optional<std::vector<float>>;
@@ -263,18 +251,8 @@ class RandomHistory {
 };
 
 TEST(ArraysCacheRandom, A4A5A6A7EveryRowKeepsItsStateThroughAnyHistory) {
-  RandomHistory history(static_cast<unsigned>(from_environment("REPRISE_FUZZ_SEED", 7)));
-  const int operations = from_environment("REPRISE_FUZZ_OPERATIONS", kDefaultOperations);
-  for (int i = 0; i < operations; ++i) {
-    SCOPED_TRACE("operation " + std::to_string(i));
-    try {
-      history.step();
-    } catch (const std::exception& error) {
-      FAIL() << error.what();
-    }
-    if (HasFatalFailure()) return;
-  }
-  history.check_all();
+  RandomHistory history(random_seed());
+  run_random_history(history);
 }
 
 }  // namespace

@@ -1,9 +1,8 @@
 // Every attention class and CacheList through long random histories, against plain lists of tokens: update, trim, mask,
-// fork, reload, save and load, quantise, merge, extend, filter, extract, padded prompts. More operations:
-// REPRISE_FUZZ_OPERATIONS=N; another history: REPRISE_FUZZ_SEED=N.
+// fork, reload, save and load, quantise, merge, extend, filter, extract, padded prompts. More of them:
+// random_settings.h.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <ostream>
 
 #include "reprise/cache/cache_list.h"
@@ -14,6 +13,7 @@
 #include "reprise/cache/quantized_rotating_kv_cache.h"
 #include "reprise/cache/rotating_kv_cache.h"
 #include "tests/cache/random_operations.h"
+#include "tests/cache/random_settings.h"
 
 namespace reprise {
 
@@ -24,18 +24,6 @@ void PrintTo(const Family& family, std::ostream* out) { *out << family.name; }
 namespace {
 
 using namespace cache_test;
-
-// The sanitizers make each operation about ten times dearer.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int kDefaultOperations = 1000;
-#else
-constexpr int kDefaultOperations = 10000;
-#endif
-
-int from_environment(const char* name, int otherwise) {
-  const char* text = std::getenv(name);
-  return text ? std::atoi(text) : otherwise;
-}
 
 std::unique_ptr<LayerCache> mixed_list() {
   std::vector<std::unique_ptr<LayerCache>> children;
@@ -82,19 +70,8 @@ const Family kFamilies[] = {
 class RandomOperationsTest : public testing::TestWithParam<Family> {};
 
 TEST_P(RandomOperationsTest, EveryQueryOfEveryHistorySeesWhatTheListsSay) {
-  const int operations = from_environment("REPRISE_FUZZ_OPERATIONS", kDefaultOperations);
-  const auto seed = static_cast<unsigned>(from_environment("REPRISE_FUZZ_SEED", 7));
-  RandomOperations history(GetParam(), seed);
-  for (int i = 0; i < operations; ++i) {
-    SCOPED_TRACE("operation " + std::to_string(i));
-    try {
-      history.step();
-    } catch (const std::exception& error) {
-      FAIL() << error.what();
-    }
-    if (HasFatalFailure()) return;
-  }
-  history.check_all();
+  RandomOperations history(GetParam(), random_seed());
+  run_random_history(history);
 }
 
 INSTANTIATE_TEST_SUITE_P(Classes, RandomOperationsTest, testing::ValuesIn(kFamilies),
