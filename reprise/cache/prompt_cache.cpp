@@ -186,6 +186,13 @@ bool can_trim_prompt_cache(const PromptCache& cache) {
   return true;
 }
 
+bool keeps_all_rows(const PromptCache& cache) {
+  for (std::size_t layer = 0; layer < cache.size(); ++layer) {
+    if (!cache[layer].keeps_all_rows()) return false;
+  }
+  return true;
+}
+
 bool can_trim_prompt_cache(const PromptCache& cache, int n) {
   check_not_negative("can_trim_prompt_cache", n);
   for (std::size_t layer = 0; layer < cache.size(); ++layer) {

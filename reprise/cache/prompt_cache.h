@@ -61,6 +61,9 @@ bool can_trim_prompt_cache(const PromptCache& cache);
 // Every layer can give up n tokens and keep all that the shorter history needs. Throws: invalid_argument for n < 0.
 bool can_trim_prompt_cache(const PromptCache& cache, int n);
 
+// Every layer keeps all its rows by itself, so that any shorter history is a trim away; true for no layers.
+bool keeps_all_rows(const PromptCache& cache);
+
 // Trims every layer by the same m = min(n, smallest max_trim). Returns: m; 0 for no layers or a layer that cannot trim.
 // On error nothing has changed. Throws: invalid_argument for n < 0.
 int trim_prompt_cache(PromptCache& cache, int n);

@@ -131,8 +131,11 @@ KVColumns RingCache::with_token(const KVColumns& row) const {
 int RingCache::write_column() const { return idx_ >= max_size_ ? keep_ : idx_; }
 
 Mask RingCache::make_mask(int N, const MaskOptions& options) const {
-  // Refuses what is no window or no number of tokens.
-  const Mask fresh = create_attention_mask(N, 0, {.window = options.window});
+  const std::string function = class_name() + "::make_mask";
+  if (N < 1) fail(ErrorCode::invalid_argument, function, "N must be at least 1", N);
+  if (options.window && *options.window < 1) {
+    fail(ErrorCode::invalid_argument, function, "window must be at least 1", *options.window);
+  }
   if (N > 1) {
     const int window = options.window.value_or(max_size_);
     const int before = std::min(max_size_ - 1, stored());

@@ -56,15 +56,8 @@ void ChatSession::check_between_turns(const char* function) const {
                                                   "] the session must be between turns, but got a call within one");
 }
 
-bool ChatSession::keeps_all_rows() const {
-  for (std::size_t i = 0; i < cache_.cache.size(); ++i) {
-    if (!cache_.cache[i].keeps_all_rows()) return false;
-  }
-  return true;
-}
-
 void ChatSession::take_snapshot() {
-  if (!keeps_all_rows() && !cache_.tokens.empty()) {
+  if (!keeps_all_rows(cache_.cache) && !cache_.tokens.empty()) {
     snapshots_.take(cache_.cache, static_cast<int>(cache_.tokens.size()));
   }
 }
@@ -165,7 +158,7 @@ ChatSession ChatSession::fork() const {
 std::string ChatSession::save(const std::filesystem::path& file) const {
   check_between_turns("save");
   // A check of reuse needs to know them; nothing else does.
-  const bool depends_on_pieces = !keeps_all_rows() || options_.generate.kv_cache.kv_bits;
+  const bool depends_on_pieces = !keeps_all_rows(cache_.cache) || options_.generate.kv_cache.kv_bits;
   SaveOptions save_options;
   save_options.extension.tokens = cache_.tokens;
   save_options.extension.model_fingerprint = model_->fingerprint;

@@ -81,7 +81,6 @@ class ChatSession {
 
   void check_between_turns(const char* function) const;
   Transcript new_transcript() const;
-  bool keeps_all_rows() const;
   // Remembers where the cache stands, if it could not be cut back to there later.
   void take_snapshot();
   // The ids that stand for an answer in the history.

@@ -29,11 +29,7 @@ std::optional<KVQuantization> quantization_of(const PromptCache& cache) {
 }
 
 bool depends_on_pieces(const PromptCache& cache, const GenerateOptions& options) {
-  if (options.kv_cache.kv_bits) return true;
-  for (std::size_t i = 0; i < cache.size(); ++i) {
-    if (!cache[i].keeps_all_rows()) return true;
-  }
-  return quantization_of(cache).has_value();
+  return options.kv_cache.kv_bits || !keeps_all_rows(cache) || quantization_of(cache).has_value();
 }
 
 // Pieces as a prompt's prefill makes them: full steps, the last token alone.
