@@ -1,0 +1,555 @@
+#!/usr/bin/env python3
+"""Runs mlx-lm's own tests twice, on its caches and on Reprise's (`reprise.mlx_lm.install()`), and compares test by test.
+
+    PYTHONPATH=build/<preset>/python python tests/oracle/run_mlx_lm_tests.py --model FOLDER [--ci]
+
+The tests come from mlx-lm's source distribution, which is downloaded once and checked by its hash. Copies of them load the
+model of --model in place of the one on the hub; nothing that is installed is touched. They run in processes of their own, so
+that a crash or a hang costs one test. Every difference is printed. One is allowed only if EXPECTED has it: there mlx-lm or its
+test is wrong by the requirements, and where the test has to be mended, the mended test has to pass both ways.
+
+The last line is `N passed, M failed` for Reprise. The exit status is 0 if nothing differs but what EXPECTED has, 1 if
+something does, 2 if the tests could not be run.
+"""
+from __future__ import annotations
+
+import argparse
+import ast
+import concurrent.futures
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import select
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from typing import Any, Iterable
+
+VERSION = "0.32.2"
+ARCHIVE = f"mlx_lm-{VERSION}.tar.gz"
+ARCHIVE_SHA256 = "1af8a92f6a141c3e2bf5b0369ac4464203a8e2189c47b9e40d3e921e5b3a1fe9"
+HUB_MODEL = "mlx-community/Qwen1.5-0.5B-Chat-4bit"
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+WORKER = pathlib.Path(__file__).with_name("mlx_lm_test_worker.py")
+CACHE = ROOT / ".cache" / "mlx_lm"
+MODEL = ROOT / ".cache" / "models" / "smollm2-mlx"
+
+FILES = ("test_prompt_cache", "test_generate", "test_models", "test_server")
+# The tests of test_models that are about caches, masks and attention over caches; --ci runs these.
+CACHE_TESTS = (
+    "test_kv_cache", "test_rotating_kv_cache", "test_rotating_kv_cache_chat_mode", "test_causal_mask_padding",
+    "test_mask_with_window", "test_llama_model_sliding_attention", "test_quantized_sdpa",
+    "test_quantized_sdpa_gqa_batched_mask", "test_plamo3_attention_cache_rope_policy",
+    "test_step3p5_make_cache_uses_rotating_for_sliding_layers", "test_step3p5_make_cache_uses_fallback_sliding_pattern",
+    "test_falcon_h1_without_cache", "test_gemma3n_kv_shared_layers_ignore_chunking", "test_granitemoehybrid_padded_batch",
+    "test_minimax_m3_vl", "test_llama4_chunked_kv_cache", "test_ssm_right_pad", "test_spark2_5",
+    "test_spark2_5_chunked_vs_oneshot_prefill",
+)
+NAMES = {"mlx-lm": "on mlx-lm's caches", "reprise": "on Reprise's caches"}
+GOOD = ("pass", "skip")
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """A difference that the requirements ask for."""
+
+    test: str
+    before: str  # outcome on mlx-lm's caches
+    ours: str  # outcome on Reprise's
+    requirement: str
+    reason: str
+    corrections: tuple[tuple[str, str], ...] = ()  # text of the test file → what it has to be; each occurs exactly once
+
+
+EXPECTED: tuple[Expected, ...] = ()
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What became of a test: pass, skip, fail, error, crash or timeout."""
+
+    outcome: str
+    detail: str = ""
+    seconds: float = 0.0
+
+    @property
+    def good(self) -> bool:
+        return self.outcome in GOOD
+
+    @property
+    def last_line(self) -> str:
+        lines = [line for line in self.detail.splitlines() if line.strip()]
+        return lines[-1].strip() if lines else ""
+
+
+class CannotRun(Exception):
+    """The tests cannot be run; the text says what to do about it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A test file, run one way."""
+
+    way: str  # "mlx-lm" or "reprise"
+    folder: pathlib.Path
+    module: str
+    only: str = ""
+    names: tuple[str, ...] = ()
+
+
+# ---- what is needed
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=pathlib.Path, default=MODEL, metavar="FOLDER",
+                        help=f"an MLX model folder (a small llama-like chat model); default {MODEL.relative_to(ROOT)}")
+    parser.add_argument("--distribution", type=pathlib.Path, metavar="FOLDER",
+                        help=f"mlx-lm {VERSION}'s unpacked source distribution; default: download it into "
+                        f"{CACHE.relative_to(ROOT)} and keep it there")
+    parser.add_argument("--files", default="", metavar="NAMES", help=f"test files, by commas; default {','.join(FILES)}")
+    parser.add_argument("--only", default="", metavar="PATTERN", help="only tests whose id (file.class.test) has this text")
+    parser.add_argument("--ci", action="store_true", help="test_prompt_cache and the cache parts of test_models")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time; default 1")
+    parser.add_argument("--timeout", type=float, default=900, metavar="SECONDS", help="for each test; default 900")
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--without-baseline", action="store_true",
+                      help="only on Reprise's caches: every failure that EXPECTED does not have counts as a difference")
+    ways.add_argument("--baseline-only", action="store_true", help="only on mlx-lm's caches")
+    parser.add_argument("--logs", type=pathlib.Path, metavar="FOLDER",
+                        help="keep what the tests print here; default: in a temporary folder, kept if something differs")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print every test, and the whole tracebacks")
+    arguments = parser.parse_args()
+    if arguments.ci and arguments.files:
+        parser.error("--ci chooses the files itself: leave --files out")
+    if arguments.jobs < 1:
+        parser.error(f"--jobs must be at least 1, but got {arguments.jobs}")
+    if arguments.timeout <= 0:
+        parser.error(f"--timeout must be more than 0, but got {arguments.timeout}")
+    return arguments
+
+
+def test_sources(folder: pathlib.Path | None) -> dict[str, str]:
+    """The test files of the distribution, by module name."""
+    if folder is not None:
+        if not (folder / "tests" / "test_prompt_cache.py").is_file():
+            raise CannotRun(f"{folder} is not mlx-lm's unpacked source distribution: it has no tests/test_prompt_cache.py")
+        if f"\nVersion: {VERSION}\n" not in (folder / "PKG-INFO").read_text():
+            raise CannotRun(f"{folder} is not version {VERSION} of mlx-lm: its PKG-INFO says otherwise")
+        return {file.stem: file.read_text() for file in sorted((folder / "tests").glob("*.py"))}
+    with tarfile.open(fetch_archive()) as archive:
+        sources = {}
+        for member in archive:
+            path = pathlib.PurePosixPath(member.name)
+            if member.isfile() and path.parent.name == "tests" and path.suffix == ".py":
+                sources[path.stem] = archive.extractfile(member).read().decode()
+        return sources
+
+
+def fetch_archive() -> pathlib.Path:
+    archive = CACHE / ARCHIVE
+    if archive.is_file() and hashlib.sha256(archive.read_bytes()).hexdigest() == ARCHIVE_SHA256:
+        return archive
+    print(f"fetching mlx-lm {VERSION}'s source distribution", flush=True)
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE) as folder:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
+                   "--no-binary", ":all:", "-d", folder, f"mlx-lm=={VERSION}"]
+        result = subprocess.run(command, text=True, capture_output=True)
+        got = pathlib.Path(folder) / ARCHIVE
+        if result.returncode != 0 or not got.is_file():
+            raise CannotRun(f"could not download mlx-lm {VERSION}'s source distribution ({' '.join(command[1:4])} …):\n"
+                            f"{result.stderr.strip()}\nWithout a network, unpack it elsewhere and name it: --distribution")
+        digest = hashlib.sha256(got.read_bytes()).hexdigest()
+        if digest != ARCHIVE_SHA256:
+            raise CannotRun(f"the downloaded {ARCHIVE} is not the one expected: its SHA-256 is {digest}")
+        os.replace(got, archive)
+    return archive
+
+
+def check_model(folder: pathlib.Path) -> None:
+    for name in ("config.json", "tokenizer_config.json"):
+        if not (folder / name).is_file():
+            raise CannotRun(f"{folder} is not an MLX model folder: it has no {name}.\nName one with --model FOLDER; "
+                            "`python -m mlx_lm convert --hf-path REPOSITORY -q --mlx-path FOLDER` makes one")
+
+
+def check_modules(ways: Iterable[str], files: Iterable[str], environment: dict[str, str], folder: pathlib.Path) -> str:
+    """Requires of this Python what the tests import. Returns the versions as text.
+
+    It is asked in an empty folder: in the checkout, the C++ sources in reprise/ would pass for a package of that name.
+    """
+
+    def ask(code: str) -> subprocess.CompletedProcess:
+        return subprocess.run([sys.executable, "-c", code], env=environment, cwd=folder, text=True, capture_output=True)
+
+    modules = ["mlx.core", "mlx_lm"]
+    if "test_server" in files:
+        modules.append("requests")
+    if "reprise" in ways:
+        modules += ["reprise", "reprise.mlx_lm"]
+    for name in modules:
+        result = ask(f"import {name}")
+        if result.returncode == 0:
+            continue
+        said = (result.stderr.strip().splitlines() or [f"exit status {result.returncode}"])[-1]
+        if f"No module named '{name}'" in said and name == "reprise":
+            raise CannotRun(f"{sys.executable} finds no module 'reprise'. Install it (pip install ./python), or say where it "
+                            "was built: PYTHONPATH=build/<preset>/python. --baseline-only does without it")
+        if f"No module named '{name.split('.')[0]}'" in said:
+            package = {"mlx.core": "mlx[cpu]", "mlx_lm": f"mlx-lm=={VERSION}"}.get(name, name)
+            raise CannotRun(f"{sys.executable} has no {name}. Run this script with a Python that has it: pip install {package}")
+        raise CannotRun(f"{sys.executable} cannot import {name}: {said}")
+    found, mlx = ask("from importlib.metadata import version as v; import mlx.core as mx; "
+                     "print(v('mlx-lm'), mx.__version__)").stdout.split()
+    if found != VERSION:
+        raise CannotRun(f"{sys.executable} has mlx-lm {found}, but these tests are of {VERSION}: "
+                        f"pip install mlx-lm=={VERSION}")
+    return f"mlx-lm {found}, mlx {mlx}"
+
+
+def test_environment() -> dict[str, str]:
+    """Offline, and with paths that hold wherever a test is run."""
+    paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1",
+            "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def write_tests(folder: pathlib.Path, sources: dict[str, str], model: pathlib.Path) -> None:
+    folder.mkdir(parents=True)
+    for name, text in sources.items():
+        text = text.replace(json.dumps(HUB_MODEL), json.dumps(str(model.resolve())))
+        (folder / f"{name}.py").write_text(text)
+
+
+def corrected(sources: dict[str, str], expected: Iterable[Expected]) -> dict[str, str]:
+    """The test files with every correction made."""
+    result = dict(sources)
+    for entry in expected:
+        module = entry.test.split(".")[0]
+        for old, new in entry.corrections:
+            if (count := result[module].count(old)) != 1:
+                raise CannotRun(f"the correction of {entry.test} must apply exactly once, but its text occurs {count} times")
+            result[module] = result[module].replace(old, new)
+    return result
+
+
+# ---- running
+
+
+class FileRun:
+    """Runs the tests of one file one way, in one process, and in another one after each that ended too early."""
+
+    def __init__(self, task: Task, log: pathlib.Path, timeout: float, environment: dict[str, str], verbose: bool):
+        self._task, self._log, self._timeout, self._environment = task, log, timeout, environment
+        self._verbose = verbose
+        self.outcomes: dict[str, Outcome] = {}
+        self.hosts: set[tuple[str, str]] = set()  # (test, host it wanted to reach)
+        self._plan: list[str] | None = None
+
+    def run(self) -> None:
+        while not self._run_process():
+            pass
+
+    def _run_process(self) -> bool:
+        """Returns whether every test has an outcome now."""
+        reader, writer = os.pipe()
+        request = dict(folder=str(self._task.folder), module=self._task.module, install=self._task.way == "reprise",
+                       only=self._task.only, names=self._task.names, done=list(self.outcomes), timeout=self._timeout,
+                       report=writer)
+        with open(self._log, "ab") as log:
+            process = subprocess.Popen([sys.executable, str(WORKER)], stdin=subprocess.PIPE, stdout=log, stderr=log,
+                                       pass_fds=[writer], env=self._environment, cwd=self._task.folder)
+        os.close(writer)
+        process.stdin.write(json.dumps(request).encode())
+        process.stdin.close()
+        started = time.monotonic()
+        current, plan, done = "", None, False
+        for report in self._reports(process, reader):
+            event = report["event"]
+            if event == "installed" and not report["by"].startswith("reprise"):
+                raise CannotRun(f"reprise.mlx_lm.install() left mlx-lm's own classes in place: KVCache is of {report['by']}")
+            if event == "plan":
+                plan = report["tests"]
+                self._plan = self._plan or plan
+            elif event == "start":
+                current, started = report["test"], time.monotonic()
+            elif event == "end":
+                self._set(current, Outcome(report["outcome"], report["detail"], report["seconds"]))
+                current, started = "", time.monotonic()
+            elif event == "class":
+                self._set_class(report, plan)
+            elif event == "network":
+                self.hosts.add((current or self._task.module, report["host"]))
+            elif event == "done":
+                done = True
+        took = time.monotonic() - started
+        try:
+            status = process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            status = process.wait()
+        if done:
+            if status != 0:  # threads that do not end, or a crash while the interpreter shuts down
+                self._set(f"{self._task.module}.(end of the process)", Outcome("crash", describe(status)))
+            return True
+        too_early = (Outcome("timeout", f"no end after {took:.0f} s", took) if took >= self._timeout
+                     else Outcome("crash", describe(status), took))
+        if plan is None:
+            too_early.detail += f" while the file was loaded; {self._log.name} has its last words: {last_line(self._log)}"
+            self._set(f"{self._task.module}.(loading)", too_early)
+            return True
+        if current:
+            self._set(current, too_early)
+        else:  # between tests: in setUpClass or tearDownClass
+            left = [test for test in plan if test not in self.outcomes]
+            if not left:
+                self._set(f"{self._task.module}.(end of the process)", too_early)
+                return True
+            for test in left:
+                if class_of(test) == class_of(left[0]):
+                    self._set(test, too_early)
+        return all(test in self.outcomes for test in plan)
+
+    def _reports(self, process: subprocess.Popen, reader: int) -> Iterable[dict[str, Any]]:
+        """Yields what the process reports, until it ends. One that stays silent far beyond the limit is killed."""
+        rest = b""
+        try:
+            while True:
+                if not select.select([reader], [], [], self._timeout + 60)[0]:
+                    process.kill()
+                chunk = os.read(reader, 1 << 16)
+                if not chunk:
+                    return
+                *lines, rest = (rest + chunk).split(b"\n")
+                yield from (json.loads(line) for line in lines)
+        finally:
+            os.close(reader)
+
+    def _set(self, test: str, outcome: Outcome) -> None:
+        self.outcomes[test] = outcome
+        if self._verbose or not outcome.good:
+            print(f"  {self._task.way:8} {test:90} {outcome.outcome:7} {outcome.seconds:7.1f} s", flush=True)
+
+    def _set_class(self, report: dict[str, Any], plan: list[str]) -> None:
+        """What happens in setUpClass happens to every test of the class that has not been run."""
+        name = report["text"].partition("(")[2].rstrip(")")
+        tests = [test for test in plan if class_of(test) == name or test.split(".")[0] == name]
+        left = [test for test in tests if test not in self.outcomes]
+        for test in left or [f"{name}.({report['text'].partition(' ')[0]})"]:
+            self._set(test, Outcome(report["outcome"], report["detail"]))
+
+
+def class_of(test: str) -> str:
+    return test.rpartition(".")[0]
+
+
+def last_line(file: pathlib.Path) -> str:
+    lines = [line for line in file.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1].strip() if lines else "none"
+
+
+def describe(status: int) -> str:
+    return f"the process ended by signal {-status}" if status < 0 else f"the process ended with status {status}"
+
+
+def run_tasks(tasks: list[Task], logs: pathlib.Path, arguments: argparse.Namespace,
+              environment: dict[str, str]) -> dict[Task, FileRun]:
+    runs = {task: FileRun(task, logs / f"{task.way}-{task.folder.name}-{task.module}.log", arguments.timeout, environment,
+                          arguments.verbose) for task in tasks}
+
+    def run(task: Task) -> None:
+        started = time.monotonic()
+        runs[task].run()
+        print(f"{task.module} ({task.folder.name}) {NAMES[task.way]}: {tally(runs[task].outcomes.values())} "
+              f"in {time.monotonic() - started:.0f} s", flush=True)
+
+    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        for future in [pool.submit(run, task) for task in tasks]:
+            future.result()
+    return runs
+
+
+# ---- comparing
+
+
+def tally(outcomes: Iterable[Outcome]) -> str:
+    kinds = [outcome.outcome for outcome in outcomes]
+    passed, skipped = kinds.count("pass"), kinds.count("skip")
+    return f"{passed} passed, {len(kinds) - passed - skipped} failed, {skipped} skipped"
+
+
+def indented(text: str, lines: int | None) -> str:
+    kept = text.strip().splitlines()
+    return "\n".join("      " + line for line in (kept if lines is None else kept[-lines:]))
+
+
+class Comparison:
+    """The two runs beside each other. Without a baseline, mlx-lm is taken to pass what EXPECTED does not say it fails."""
+
+    def __init__(self, runs: dict[Task, FileRun], corrected_folder: str, verbose: bool):
+        self._lines = None if verbose else 6
+        self.outcomes: dict[tuple[str, bool], dict[str, Outcome]] = {}  # (way, corrected) → by test
+        self.hosts: set[tuple[str, str]] = set()
+        for task, run in runs.items():
+            self.outcomes.setdefault((task.way, task.folder.name == corrected_folder), {}).update(run.outcomes)
+            self.hosts |= run.hosts
+        self.ours = self.outcomes.get(("reprise", False), {})
+        self.baseline = self.outcomes.get(("mlx-lm", False))
+
+    def print_differences(self) -> int:
+        """Returns how many there are that should not be."""
+        unexpected = 0
+        table = {entry.test: entry for entry in EXPECTED}
+        for test in sorted(set(self.ours) | set(self.baseline or {})):
+            ours, entry = self.ours.get(test), table.get(test)
+            before = self._before(test, entry)
+            if entry is not None:
+                unexpected += self._print_expected(entry, before, ours)
+            elif (before.outcome if before else "") != (ours.outcome if ours else ""):
+                unexpected += 1
+                print(f"  UNEXPECTED {test}: {said(before)} → {said(ours)}")
+                worse = ours if ours is not None and not ours.good else before
+                if worse is not None and worse.detail:
+                    print(indented(worse.detail, self._lines))
+            elif ours.outcome == "skip" and before.detail != ours.detail and self.baseline is not None:
+                unexpected += 1
+                print(f"  UNEXPECTED {test}: skipped for another reason: {before.detail} → {ours.detail}")
+        return unexpected
+
+    def _before(self, test: str, entry: Expected | None) -> Outcome | None:
+        if self.baseline is not None:
+            return self.baseline.get(test)
+        ours = self.ours[test]
+        return Outcome(entry.before if entry else "skip" if ours.outcome == "skip" else "pass")
+
+    def _print_expected(self, entry: Expected, before: Outcome | None, ours: Outcome | None) -> int:
+        unexpected = 0
+        what = f"{entry.test}: {said(before)} → {said(ours)}"
+        if (said(before), said(ours)) == (entry.before, entry.ours):
+            print(f"  expected   {what} [{entry.requirement}] {entry.reason}")
+        else:
+            unexpected += 1
+            print(f"  UNEXPECTED {what}, but {entry.before} → {entry.ours} is what [{entry.requirement}] asks for: "
+                  f"{entry.reason}")
+            if ours is not None and not ours.good:
+                print(indented(ours.detail, self._lines))
+        if entry.corrections:
+            for way in NAMES:
+                outcomes = self.outcomes.get((way, True))
+                if outcomes is None:
+                    continue
+                outcome = outcomes.get(entry.test)
+                if outcome is None or outcome.outcome != "pass":
+                    unexpected += 1
+                print(f"             the corrected test {NAMES[way]}: {said(outcome)}")
+                if outcome is not None and not outcome.good:
+                    print(indented(outcome.detail, self._lines))
+        return unexpected
+
+    def print_common_failures(self) -> None:
+        common = [test for test, outcome in self.ours.items()
+                  if not outcome.good and self.baseline and test in self.baseline and not self.baseline[test].good]
+        if common:
+            print(f"{len(common)} fail both ways (mlx-lm's own: most often the test wants the answers of its hub model):")
+        for test in sorted(common):
+            ours, before = self.ours[test], self.baseline[test]
+            print(f"  {test}: {ours.outcome}: {ours.last_line}")
+            if ours.last_line != before.last_line:
+                print(f"      on mlx-lm's caches: {before.outcome}: {before.last_line}")
+
+    def final_counts(self) -> tuple[int, int]:
+        """Of ours: (passed, failed). A test that had to be corrected counts by its corrected form."""
+        mended = self.outcomes.get(("reprise", True), {})
+        final = {test: mended.get(test, outcome) for test, outcome in self.ours.items()}
+        passed = sum(outcome.outcome == "pass" for outcome in final.values())
+        return passed, sum(not outcome.good for outcome in final.values())
+
+
+def said(outcome: Outcome | None) -> str:
+    return "not run" if outcome is None else outcome.outcome
+
+
+def check_files(arguments: argparse.Namespace, sources: dict[str, str]) -> list[str]:
+    if arguments.ci:
+        names = {node.name for node in ast.walk(ast.parse(sources["test_models"])) if isinstance(node, ast.FunctionDef)}
+        if missing := sorted(set(CACHE_TESTS) - names):
+            raise CannotRun(f"test_models has no {', '.join(missing)}: CACHE_TESTS must name tests that are there")
+        return ["test_prompt_cache", "test_models"]
+    files = [name.strip().removesuffix(".py") for name in arguments.files.split(",") if name.strip()] or list(FILES)
+    for name in files:
+        if name not in sources or not name.startswith("test_"):
+            raise CannotRun(f"mlx-lm has no tests/{name}.py; it has {', '.join(sorted(sources))}")
+    return files
+
+
+def compare(arguments: argparse.Namespace, folder: pathlib.Path) -> int:
+    ways = [way for way in NAMES if not (way == "mlx-lm" and arguments.without_baseline)
+            and not (way == "reprise" and arguments.baseline_only)]
+    check_model(arguments.model)
+    sources = test_sources(arguments.distribution)
+    files = check_files(arguments, sources)
+    environment = test_environment()
+    print(f"{check_modules(ways, files, environment, folder)}; model {arguments.model}", flush=True)
+
+    names = {"test_models": CACHE_TESTS} if arguments.ci else {}
+    to_correct = [entry for entry in EXPECTED if entry.corrections and entry.test.split(".")[0] in files
+                  and arguments.only in entry.test]
+    write_tests(folder / "upstream", sources, arguments.model)
+    write_tests(folder / "corrected", corrected(sources, to_correct), arguments.model)
+    tasks = []
+    for file in files:
+        tasks += [Task(way, folder / "upstream", file, arguments.only, names.get(file, ())) for way in ways]
+        tests = tuple(entry.test.rpartition(".")[2] for entry in to_correct if entry.test.split(".")[0] == file)
+        if tests:
+            tasks += [Task(way, folder / "corrected", file, "", tests) for way in ways]
+    logs = arguments.logs or folder / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    comparison = Comparison(run_tasks(tasks, logs, arguments, environment), "corrected", arguments.verbose)
+
+    for test, host in sorted(comparison.hosts):
+        print(f"{test} wanted to reach {host}; no test may use the network, whichever caches it runs on")
+    print()
+    for way in ways:
+        print(f"{NAMES[way]}: {tally(comparison.outcomes.get((way, False), {}).values())}")
+    if arguments.baseline_only:
+        baseline = comparison.baseline or {}
+        print(f"{sum(o.outcome == 'pass' for o in baseline.values())} passed, "
+              f"{sum(not o.good for o in baseline.values())} failed")
+        return 0
+    print("differences:")
+    unexpected = comparison.print_differences()
+    comparison.print_common_failures()
+    passed, failed = comparison.final_counts()
+    if unexpected:
+        print(f"{unexpected} of the differences should not be")
+    if passed + failed == 0:
+        raise CannotRun("no test has been run: nothing matches what --files and --only ask for")
+    print(f"{passed} passed, {failed} failed")
+    return 1 if unexpected else 0
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="mlx_lm_tests_"))
+    status = 2
+    try:
+        status = compare(arguments, folder)
+    except CannotRun as error:
+        print(f"run_mlx_lm_tests: {error}", file=sys.stderr)
+    finally:
+        if status == 1 and not arguments.logs:
+            print(f"what the tests printed is in {folder / 'logs'}", file=sys.stderr)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
