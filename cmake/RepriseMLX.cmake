@@ -3,10 +3,11 @@
 # The MLX wheel for Linux carries a reference BLAS. The dynamic linker resolves libmlx's cblas calls to the first library,
 # in load order, that has them, so OpenBLAS as a *direct* dependency of the executable comes before it. Debian's linker runs
 # with --as-needed, which would drop a library that the executable itself does not call: hence the push-state.
+# A module that a foreign process loads cannot change that order, and does not get what would be of no use to it.
 # Used by the build and by the installed package.
 if(NOT TARGET reprise_openblas)
   add_library(reprise_openblas INTERFACE IMPORTED GLOBAL)
-  if(NOT APPLE)
+  if(NOT APPLE AND NOT REPRISE_CACHE_ONLY)
     find_library(REPRISE_OPENBLAS_LIBRARY NAMES openblas REQUIRED)
     set(_reprise_openblas_link "--no-as-needed,${REPRISE_OPENBLAS_LIBRARY}")
     get_filename_component(_reprise_openblas_dir "${REPRISE_OPENBLAS_LIBRARY}" DIRECTORY)
@@ -15,7 +16,8 @@ if(NOT TARGET reprise_openblas)
     endif()
     # One option, so that CMake's de-duplication cannot take it apart.
     set_target_properties(reprise_openblas PROPERTIES
-      INTERFACE_LINK_OPTIONS "LINKER:--push-state,${_reprise_openblas_link},--pop-state")
+      INTERFACE_LINK_OPTIONS
+        "$<$<NOT:$<STREQUAL:$<TARGET_PROPERTY:TYPE>,MODULE_LIBRARY>>:LINKER:--push-state,${_reprise_openblas_link},--pop-state>")
     unset(_reprise_openblas_dir)
     unset(_reprise_openblas_link)
   endif()
