@@ -5,8 +5,13 @@
 set(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL TRUE)
 
 find_package(Threads REQUIRED)
-find_package(OpenSSL REQUIRED COMPONENTS Crypto)
-find_package(nlohmann_json 3.11 REQUIRED)
+find_package(OpenSSL COMPONENTS Crypto)
+find_package(nlohmann_json 3.11)
+if(NOT OPENSSL_FOUND OR NOT nlohmann_json_FOUND)
+  message(FATAL_ERROR
+    "The headers of OpenSSL and of nlohmann-json 3.11 or newer are needed. Debian and Ubuntu: "
+    "apt-get install libssl-dev nlohmann-json3-dev. macOS: brew install openssl@3 nlohmann-json.")
+endif()
 find_package(MLX 0.32 REQUIRED CONFIG)
 include(RepriseMLX)
 

@@ -1,6 +1,9 @@
 # What the Python module needs: a Python of 3.10 or newer, nanobind as a package of that Python, and, where MLX_DIR names
 # no other, the MLX that is installed there. Python_EXECUTABLE chooses the Python.
-find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
+find_package(Python 3.10 COMPONENTS Interpreter Development.Module)
+if(NOT Python_FOUND)
+  message(FATAL_ERROR "Python 3.10 or newer is needed, with its headers. Debian and Ubuntu: apt-get install python3-dev.")
+endif()
 
 # reprise_ask_python(VARIABLE what ARGS…): what `python ARGS…` prints.
 function(reprise_ask_python variable what)
