@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Runs tests of one unittest file and reports each as it goes. Started by run_mlx_lm_tests.py, not by hand.
 
-One JSON object arrives on standard input (the fields of `Request`); reports, one JSON object a line, go to file descriptor
-`report`. What the tests print goes to standard output and error. A test that runs longer than `timeout` ends the process, as
-a crash does: the caller knows by the last `start` which test it was.
+One JSON object arrives on standard input (the fields of `Request`); reports, one JSON object a line, go to file
+descriptor `report`. What the tests print goes to standard output and error. A test that runs longer than `timeout`
+ends the process, as a crash does: the caller knows by the last `start` which test it was.
 
-Before each test every random generator is seeded, so that a test draws the same numbers whichever tests ran before it. Only
-this machine can be reached: a connection to another host fails, and is reported.
+Tests do not depend on each other: before each, every random generator is seeded, and after each, what it has set on
+its class's model is taken back (a test of test_generate that fails leaves its own `make_cache` there). Only this
+machine can be reached: a connection to another host fails, and is reported.
 """
 from __future__ import annotations
 
@@ -94,10 +95,12 @@ class Result(unittest.TestResult):
         self._report = report
         self._timeout = timeout
         self._outcome, self._detail, self._started = "pass", "", 0.0
+        self._attributes: dict[str, Any] = {}  # of the test class's model, before the test
 
     def startTest(self, test: unittest.TestCase) -> None:
         super().startTest(test)
         seed_all()
+        self._attributes = dict(model_attributes(test))
         self._outcome, self._detail, self._started = "pass", "", time.monotonic()
         self._report("start", test=test.id())
         print(f"---- {test.id()}", file=sys.stderr, flush=True)
@@ -105,12 +108,15 @@ class Result(unittest.TestResult):
 
     def stopTest(self, test: unittest.TestCase) -> None:
         super().stopTest(test)
+        attributes = model_attributes(test)
+        attributes.clear()
+        attributes.update(self._attributes)
         faulthandler.dump_traceback_later(self._timeout, exit=True)  # for setUpClass of the next class
         self._report("end", test=test.id(), outcome=self._outcome, detail=self._detail,
                      seconds=time.monotonic() - self._started)
 
     def _note(self, test: Any, outcome: str, detail: str) -> None:
-        if not isinstance(test, unittest.TestCase):  # setUpClass, tearDownClass or setUpModule: text with the class's name
+        if not isinstance(test, unittest.TestCase):  # setUpClass and the like: its text has the class's name
             self._report("class", text=str(test), outcome=outcome, detail=detail)
         elif self.RANK[outcome] > self.RANK[self._outcome]:
             self._outcome, self._detail = outcome, detail
@@ -140,6 +146,11 @@ class Result(unittest.TestResult):
         text = "".join(traceback.format_exception(*err))
         print(text, file=sys.stderr, flush=True)
         return text
+
+
+def model_attributes(test: unittest.TestCase) -> dict[str, Any]:
+    """The attributes, weights apart, that were set on the model which the tests of a class share."""
+    return vars(test.model) if hasattr(test, "model") else {}
 
 
 def seed_all() -> None:

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Runs mlx-lm's own tests twice, on its caches and on Reprise's (`reprise.mlx_lm.install()`), and compares test by test.
+"""Runs mlx-lm's own tests on its caches and on Reprise's (`reprise.mlx_lm.install()`), and compares test by test.
 
     PYTHONPATH=build/<preset>/python python tests/oracle/run_mlx_lm_tests.py --model FOLDER [--ci]
 
-The tests come from mlx-lm's source distribution, which is downloaded once and checked by its hash. Copies of them load the
-model of --model in place of the one on the hub; nothing that is installed is touched. They run in processes of their own, so
-that a crash or a hang costs one test. Every difference is printed. One is allowed only if EXPECTED has it: there mlx-lm or its
-test is wrong by the requirements, and where the test has to be mended, the mended test has to pass both ways.
+The tests come from mlx-lm's source distribution, which is downloaded once and checked by its hash. Copies of them
+load the model of --model in place of the one on the hub; nothing that is installed is touched. They run in processes
+of their own, so that a crash or a hang costs one test. Every difference is printed. One is allowed only if EXPECTED
+has it: there mlx-lm or its test is wrong by the requirements, and where the test has to be mended, the mended test
+has to pass both ways.
 
 The last line is `N passed, M failed` for Reprise. The exit status is 0 if nothing differs but what EXPECTED has, 1 if
 something does, 2 if the tests could not be run.
@@ -46,10 +47,10 @@ CACHE_TESTS = (
     "test_kv_cache", "test_rotating_kv_cache", "test_rotating_kv_cache_chat_mode", "test_causal_mask_padding",
     "test_mask_with_window", "test_llama_model_sliding_attention", "test_quantized_sdpa",
     "test_quantized_sdpa_gqa_batched_mask", "test_plamo3_attention_cache_rope_policy",
-    "test_step3p5_make_cache_uses_rotating_for_sliding_layers", "test_step3p5_make_cache_uses_fallback_sliding_pattern",
-    "test_falcon_h1_without_cache", "test_gemma3n_kv_shared_layers_ignore_chunking", "test_granitemoehybrid_padded_batch",
-    "test_minimax_m3_vl", "test_llama4_chunked_kv_cache", "test_ssm_right_pad", "test_spark2_5",
-    "test_spark2_5_chunked_vs_oneshot_prefill",
+    "test_step3p5_make_cache_uses_rotating_for_sliding_layers",
+    "test_step3p5_make_cache_uses_fallback_sliding_pattern", "test_falcon_h1_without_cache",
+    "test_gemma3n_kv_shared_layers_ignore_chunking", "test_granitemoehybrid_padded_batch", "test_minimax_m3_vl",
+    "test_llama4_chunked_kv_cache", "test_ssm_right_pad", "test_spark2_5", "test_spark2_5_chunked_vs_oneshot_prefill",
 )
 NAMES = {"mlx-lm": "on mlx-lm's caches", "reprise": "on Reprise's caches"}
 GOOD = ("pass", "skip")
@@ -64,7 +65,7 @@ class Expected:
     ours: str  # outcome on Reprise's
     requirement: str
     reason: str
-    corrections: tuple[tuple[str, str], ...] = ()  # text of the test file → what it has to be; each occurs exactly once
+    corrections: tuple[tuple[str, str], ...] = ()  # text of the test file (there exactly once) → what it has to be
 
 
 EXPECTED: tuple[Expected, ...] = ()
@@ -113,8 +114,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--distribution", type=pathlib.Path, metavar="FOLDER",
                         help=f"mlx-lm {VERSION}'s unpacked source distribution; default: download it into "
                         f"{CACHE.relative_to(ROOT)} and keep it there")
-    parser.add_argument("--files", default="", metavar="NAMES", help=f"test files, by commas; default {','.join(FILES)}")
-    parser.add_argument("--only", default="", metavar="PATTERN", help="only tests whose id (file.class.test) has this text")
+    parser.add_argument("--files", default="", metavar="NAMES",
+                        help=f"test files, by commas; default {','.join(FILES)}")
+    parser.add_argument("--only", default="", metavar="PATTERN",
+                        help="only tests whose id (file.class.test) has this text in it")
     parser.add_argument("--ci", action="store_true", help="test_prompt_cache and the cache parts of test_models")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time; default 1")
     parser.add_argument("--timeout", type=float, default=900, metavar="SECONDS", help="for each test; default 900")
@@ -123,7 +126,7 @@ def parse_arguments() -> argparse.Namespace:
                       help="only on Reprise's caches: every failure that EXPECTED does not have counts as a difference")
     ways.add_argument("--baseline-only", action="store_true", help="only on mlx-lm's caches")
     parser.add_argument("--logs", type=pathlib.Path, metavar="FOLDER",
-                        help="keep what the tests print here; default: in a temporary folder, kept if something differs")
+                        help="keep what the tests print here; default: a temporary folder, kept if something differs")
     parser.add_argument("-v", "--verbose", action="store_true", help="print every test, and the whole tracebacks")
     arguments = parser.parse_args()
     if arguments.ci and arguments.files:
@@ -139,7 +142,8 @@ def test_sources(folder: pathlib.Path | None) -> dict[str, str]:
     """The test files of the distribution, by module name."""
     if folder is not None:
         if not (folder / "tests" / "test_prompt_cache.py").is_file():
-            raise CannotRun(f"{folder} is not mlx-lm's unpacked source distribution: it has no tests/test_prompt_cache.py")
+            raise CannotRun(f"{folder} is not mlx-lm's unpacked source distribution: "
+                            "it has no tests/test_prompt_cache.py")
         if f"\nVersion: {VERSION}\n" not in (folder / "PKG-INFO").read_text():
             raise CannotRun(f"{folder} is not version {VERSION} of mlx-lm: its PKG-INFO says otherwise")
         return {file.stem: file.read_text() for file in sorted((folder / "tests").glob("*.py"))}
@@ -164,8 +168,9 @@ def fetch_archive() -> pathlib.Path:
         result = subprocess.run(command, text=True, capture_output=True)
         got = pathlib.Path(folder) / ARCHIVE
         if result.returncode != 0 or not got.is_file():
-            raise CannotRun(f"could not download mlx-lm {VERSION}'s source distribution ({' '.join(command[1:4])} …):\n"
-                            f"{result.stderr.strip()}\nWithout a network, unpack it elsewhere and name it: --distribution")
+            raise CannotRun(f"could not download mlx-lm {VERSION}'s source distribution ({' '.join(command[1:4])}):\n"
+                            f"{result.stderr.strip()}\n"
+                            "Without a network, unpack it elsewhere and name it: --distribution FOLDER")
         digest = hashlib.sha256(got.read_bytes()).hexdigest()
         if digest != ARCHIVE_SHA256:
             raise CannotRun(f"the downloaded {ARCHIVE} is not the one expected: its SHA-256 is {digest}")
@@ -200,11 +205,12 @@ def check_modules(ways: Iterable[str], files: Iterable[str], environment: dict[s
             continue
         said = (result.stderr.strip().splitlines() or [f"exit status {result.returncode}"])[-1]
         if f"No module named '{name}'" in said and name == "reprise":
-            raise CannotRun(f"{sys.executable} finds no module 'reprise'. Install it (pip install ./python), or say where it "
-                            "was built: PYTHONPATH=build/<preset>/python. --baseline-only does without it")
+            raise CannotRun(f"{sys.executable} finds no module 'reprise'. Install it (pip install ./python), or say "
+                            "where it was built: PYTHONPATH=build/<preset>/python. --baseline-only does without it")
         if f"No module named '{name.split('.')[0]}'" in said:
             package = {"mlx.core": "mlx[cpu]", "mlx_lm": f"mlx-lm=={VERSION}"}.get(name, name)
-            raise CannotRun(f"{sys.executable} has no {name}. Run this script with a Python that has it: pip install {package}")
+            raise CannotRun(f"{sys.executable} has no {name}. "
+                            f"Run this script with a Python that has it: pip install {package}")
         raise CannotRun(f"{sys.executable} cannot import {name}: {said}")
     found, mlx = ask("from importlib.metadata import version as v; import mlx.core as mx; "
                      "print(v('mlx-lm'), mx.__version__)").stdout.split()
@@ -235,7 +241,8 @@ def corrected(sources: dict[str, str], expected: Iterable[Expected]) -> dict[str
         module = entry.test.split(".")[0]
         for old, new in entry.corrections:
             if (count := result[module].count(old)) != 1:
-                raise CannotRun(f"the correction of {entry.test} must apply exactly once, but its text occurs {count} times")
+                raise CannotRun(f"the correction of {entry.test} must apply exactly once, "
+                                f"but its text occurs {count} times")
             result[module] = result[module].replace(old, new)
     return result
 
@@ -274,7 +281,8 @@ class FileRun:
         for report in self._reports(process, reader):
             event = report["event"]
             if event == "installed" and not report["by"].startswith("reprise"):
-                raise CannotRun(f"reprise.mlx_lm.install() left mlx-lm's own classes in place: KVCache is of {report['by']}")
+                raise CannotRun("reprise.mlx_lm.install() left mlx-lm's own classes in place: "
+                                f"KVCache is of {report['by']}")
             if event == "plan":
                 plan = report["tests"]
                 self._plan = self._plan or plan
@@ -302,7 +310,7 @@ class FileRun:
         too_early = (Outcome("timeout", f"no end after {took:.0f} s", took) if took >= self._timeout
                      else Outcome("crash", describe(status), took))
         if plan is None:
-            too_early.detail += f" while the file was loaded; {self._log.name} has its last words: {last_line(self._log)}"
+            too_early.detail += f" while the file was loaded; its last words: {last_line(self._log)}"
             self._set(f"{self._task.module}.(loading)", too_early)
             return True
         if current:
@@ -361,8 +369,8 @@ def describe(status: int) -> str:
 
 def run_tasks(tasks: list[Task], logs: pathlib.Path, arguments: argparse.Namespace,
               environment: dict[str, str]) -> dict[Task, FileRun]:
-    runs = {task: FileRun(task, logs / f"{task.way}-{task.folder.name}-{task.module}.log", arguments.timeout, environment,
-                          arguments.verbose) for task in tasks}
+    runs = {task: FileRun(task, logs / f"{task.way}-{task.folder.name}-{task.module}.log", arguments.timeout,
+                          environment, arguments.verbose) for task in tasks}
 
     def run(task: Task) -> None:
         started = time.monotonic()
@@ -391,7 +399,7 @@ def indented(text: str, lines: int | None) -> str:
 
 
 class Comparison:
-    """The two runs beside each other. Without a baseline, mlx-lm is taken to pass what EXPECTED does not say it fails."""
+    """The two runs side by side. Without one of mlx-lm, it is taken to pass what EXPECTED does not say it fails."""
 
     def __init__(self, runs: dict[Task, FileRun], corrected_folder: str, verbose: bool):
         self._lines = None if verbose else 6
@@ -457,7 +465,7 @@ class Comparison:
         common = [test for test, outcome in self.ours.items()
                   if not outcome.good and self.baseline and test in self.baseline and not self.baseline[test].good]
         if common:
-            print(f"{len(common)} fail both ways (mlx-lm's own: most often the test wants the answers of its hub model):")
+            print(f"{len(common)} fail both ways (most often the test wants the answers of its hub model, or a Mac):")
         for test in sorted(common):
             ours, before = self.ours[test], self.baseline[test]
             print(f"  {test}: {ours.outcome}: {ours.last_line}")
@@ -478,7 +486,8 @@ def said(outcome: Outcome | None) -> str:
 
 def check_files(arguments: argparse.Namespace, sources: dict[str, str]) -> list[str]:
     if arguments.ci:
-        names = {node.name for node in ast.walk(ast.parse(sources["test_models"])) if isinstance(node, ast.FunctionDef)}
+        tree = ast.parse(sources["test_models"])
+        names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         if missing := sorted(set(CACHE_TESTS) - names):
             raise CannotRun(f"test_models has no {', '.join(missing)}: CACHE_TESTS must name tests that are there")
         return ["test_prompt_cache", "test_models"]
