@@ -153,7 +153,7 @@ mx::array quantized_attention(const mx::array& queries, const QuantizedKV& keys_
   const mx::Shape rows_by_keys{n.B, n.Hkv, R * n.L, n.S};
   const mx::array rows =
       mx::reshape(mx::multiply(mx::astype(queries, mx::float32), mx::array(options.scale)), {n.B, n.Hkv, R * n.L, n.D});
-  const bool unpack = worth_unpacking(n);
+  const bool unpack = options.may_unpack && worth_unpacking(n);
   const mx::array scores = masked(
       mx::reshape(product(rows, keys_values.keys, keys_values.quantization, true, unpack), {n.B, n.Hkv, R, n.L, n.S}),
       options.mask, n);

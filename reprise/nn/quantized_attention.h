@@ -14,7 +14,7 @@ mlx::core::array masked_score(mlx::core::Dtype dtype);
 
 // See scaled_dot_product_attention. Scores, softmax and sums are float32 whatever the queries' dtype. Keys and values
 // are never repeated over the heads of a group; they are unpacked, to float32 and for the time of the product, only
-// where that is faster and no large memory.
+// where the options let it, it is faster and takes no large memory.
 mlx::core::array quantized_attention(const mlx::core::array& queries, const QuantizedKV& keys_values,
                                      const AttentionScoreOptions& options);
 

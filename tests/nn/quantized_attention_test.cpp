@@ -1,10 +1,12 @@
 // Attention over quantised keys and values against float64 attention over the dequantised ones. L = 1 and 2 take MLX's
-// quantised product, more queries take the unpacked one.
+// quantised product, more queries the unpacked one where they may.
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
+#include <string_view>
 
+#include "mlx/primitives.h"
 #include "reprise/base/error.h"
 #include "reprise/nn/attention.h"
 #include "tests/nn/arrays.h"
@@ -225,6 +227,21 @@ TEST(QuantizedAttention, S5SinksTakeTheirShareOfTheWeight) {
     const auto hidden = attend(p, mx::zeros({L, n.S}, mx::bool_), sinks);
     for (float x : test::floats(hidden)) ASSERT_TRUE(std::isfinite(x));
   }
+}
+
+int quantized_products(const mx::array& x) {
+  int count = 0;
+  if (x.has_primitive()) count += std::string_view(x.primitive().name()) == "QuantizedMatmul";
+  for (const mx::array& input : x.inputs()) count += quantized_products(input);
+  return count;
+}
+
+TEST(QuantizedAttention, NothingIsUnpackedUnlessItMayBe) {
+  const Problem p = problem({.L = 9});
+  const auto packed = scaled_dot_product_attention(p.queries, p.keys_values, {.scale = kScale, .may_unpack = false});
+  EXPECT_EQ(quantized_products(packed), 2);
+  EXPECT_EQ(quantized_products(attend(p)), 0);
+  expect_near(packed, reference(p, nothing));
 }
 
 TEST(QuantizedAttention, NothingInGivesNothingOut) {
