@@ -44,7 +44,7 @@ function(reprise_room name)
 endfunction()
 
 # One target for each label, to build only the tests that a preset runs.
-set(REPRISE_TEST_LABELS unit mlx golden model server install fuzz)
+set(REPRISE_TEST_LABELS unit mlx golden model server python install fuzz)
 if(REPRISE_BUILD_TESTS)
   foreach(label IN LISTS REPRISE_TEST_LABELS)
     add_custom_target(tests_${label})

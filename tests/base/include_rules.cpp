@@ -32,6 +32,12 @@ std::string folder_of(std::string_view path) {
   return slash == std::string_view::npos ? "" : std::string(path.substr(0, slash));
 }
 
+// The folder that a room of the table lies in, with the slash.
+std::string folder_of_room(std::string_view name) {
+  const bool own = name == "python" || starts_with(name, "apps/");
+  return (own ? "" : "reprise/") + std::string(name) + "/";
+}
+
 // `a/b/../c` → `a/c`.
 std::string normalized(std::string_view path) {
   std::vector<std::string> parts;
@@ -98,8 +104,7 @@ std::string objection(const LayerTable& table, const SourceFile& file, const Inc
 std::string LayerTable::room_of(std::string_view path) const {
   std::string best;
   for (const auto& name : order) {
-    const std::string folder = (starts_with(name, "apps/") ? name : "reprise/" + name) + "/";
-    if (starts_with(path, folder) && name.size() > best.size()) best = name;
+    if (starts_with(path, folder_of_room(name)) && name.size() > best.size()) best = name;
   }
   return best;
 }
@@ -149,9 +154,9 @@ LayerTable parse_layers(std::string_view text) {
 std::vector<std::string> architecture_mismatches(const LayerTable& table, std::string_view architecture) {
   std::vector<std::string> found;
   std::istringstream stream{std::string(architecture)};
-  const std::string beginning = "| `reprise/";
   for (std::string line; std::getline(stream, line);) {
     const auto name_end = line.find("` |");
+    const std::string beginning = starts_with(line, "| `python`") ? "| `" : "| `reprise/";
     if (!starts_with(line, beginning) || name_end == std::string::npos || line.size() < 3) continue;
     const std::string name = line.substr(beginning.size(), name_end - beginning.size());
     if (name.find('`') != std::string::npos) continue;  // several rooms in one row

@@ -34,7 +34,7 @@ struct LayerTable {
 // Throws std::runtime_error on a line that cannot be read, an unknown word, or a room that names one not above it.
 LayerTable parse_layers(std::string_view text);
 
-// Rows "| `reprise/ROOM` | … | rooms |" of ARCHITECTURE.md that say something else than the table.
+// Rows "| `reprise/ROOM` | … | rooms |" of ARCHITECTURE.md, and python's, that say something else than the table.
 std::vector<std::string> architecture_mismatches(const LayerTable& table, std::string_view architecture);
 
 struct Include {

@@ -40,7 +40,7 @@ std::vector<SourceFile> files_below(const std::vector<std::string>& folders, con
 }
 
 std::vector<SourceFile> all_cmake_lists() {
-  return files_below({"reprise", "apps", "tests", "examples", "bench", "fuzz", "rust"}, {"CMakeLists.txt"});
+  return files_below({"reprise", "python", "apps", "tests", "examples", "bench", "fuzz", "rust"}, {"CMakeLists.txt"});
 }
 
 std::string lines(const std::vector<std::string>& findings) {
@@ -51,7 +51,7 @@ std::string lines(const std::vector<std::string>& findings) {
 
 TEST(Layers, EveryIncludeIsAllowedByTheTable) {
   const auto table = parse_layers(read(kRoot / "tools/layers.txt"));
-  const auto files = files_below({"reprise", "apps"}, {".h", ".cpp"});
+  const auto files = files_below({"reprise", "python", "apps"}, {".h", ".cpp"});
   ASSERT_GE(files.size(), 10u);
   EXPECT_EQ(lines(include_violations(table, files, public_headers(all_cmake_lists()))), "");
 }
@@ -69,12 +69,13 @@ TEST(Layers, NoRoomShowsMoreThanMlxInItsHeaders) {
 }
 
 TEST(Layers, NoHeadersIncludeEachOther) {
-  EXPECT_EQ(lines(include_cycles(files_below({"reprise", "apps", "tests"}, {".h"}))), "");
+  EXPECT_EQ(lines(include_cycles(files_below({"reprise", "python", "apps", "tests"}, {".h"}))), "");
 }
 
 TEST(Layers, EveryFileIsNamedInACMakeList) {
   std::vector<std::string> paths;
-  for (const auto& file : files_below({"reprise", "apps"}, {".h", ".cpp"})) paths.push_back(file.path);
+  for (const auto& file : files_below({"reprise", "python", "apps"}, {".h", ".cpp"})) paths.push_back(file.path);
+  for (const auto& file : files_below({"python", "tests/python"}, {".py"})) paths.push_back(file.path);
   for (const auto& file : files_below({"tests", "examples", "bench", "fuzz"}, {".cpp"})) paths.push_back(file.path);
   for (const auto& file : files_below({"rust/textkit/src"}, {".rs"})) paths.push_back(file.path);
   EXPECT_EQ(lines(unlisted_files(all_cmake_lists(), paths)), "");
@@ -146,11 +147,26 @@ TEST(IncludeViolations, ARoomWithinARoomHasItsOwnRules) {
   EXPECT_NE(check("reprise/nn/a.cpp", "#include \"reprise/nn/deep/a.h\"\n", {"reprise/nn/deep/a.h"}), "");
 }
 
+TEST(IncludeViolations, ThePythonModuleIsARoomInItsOwnFolder) {
+  const auto found = [](const std::string& path, const std::string& text) {
+    return lines(include_violations(parse_layers(std::string(kTable) + "python: base | | mlx\n"), {{path, text}},
+                                    {"reprise/base/error.h", "reprise/nn/rope.h"}));
+  };
+  EXPECT_EQ(found("python/src/a.cpp",
+                  "#include \"python/src/a.h\"\n#include \"mlx/mlx.h\"\n#include \"reprise/base/error.h\"\n"),
+            "");
+  EXPECT_EQ(found("python/src/a.cpp", "#include \"reprise/nn/rope.h\"\n"),
+            "python/src/a.cpp:1: reprise/nn/rope.h: python may not include nn\n");
+  EXPECT_EQ(found("reprise/nn/a.cpp", "#include \"python/src/a.h\"\n"),
+            "reprise/nn/a.cpp:1: python/src/a.h: nn may not include python\n");
+}
+
 TEST(ArchitectureMismatches, AreFound) {
   const auto found = [](const std::string& text) { return architecture_mismatches(parse_layers(kTable), text).size(); };
   EXPECT_EQ(found("| `reprise/base` | errors | – |\n| `reprise/nn` | layers | base |\n"), 0u);
   EXPECT_EQ(found("| `reprise/nn` | layers | – |\n"), 1u);
   EXPECT_EQ(found("| `reprise/attic` | layers | base |\n"), 1u);
+  EXPECT_EQ(found("| `python` | glue | base |\n"), 1u);  // kTable has no such room
 }
 
 TEST(ParseLayers, ATableThatMakesNoSenseIsRefused) {
