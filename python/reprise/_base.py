@@ -5,6 +5,8 @@ from __future__ import annotations
 import abc
 from typing import Any, TypeVar
 
+from . import _core
+
 Cache = TypeVar("Cache", bound="_BaseCache")
 
 
@@ -46,3 +48,6 @@ class _BaseCache(abc.ABC):
     def empty(self) -> bool:
         """No buffer yet."""
         raise NotImplementedError(f"[{type(self).__name__}.empty] the class must implement it")
+
+
+_BaseCache.register(_core.LayerCache)
