@@ -1,0 +1,641 @@
+#!/usr/bin/env python3
+"""Soak test of mlx-lm's own server on Reprise's caches: mixed traffic for a given time, memory and answers watched.
+
+Starts `python -m reprise.mlx_lm server …` (with --baseline `python -m mlx_lm server …`) on a loopback port and drives it
+from several client threads: chat and text completions, streamed and whole, shared system prompts, conversations that
+grow, prompts of one token to several hundred, streams that the client cuts, bad requests, stop words, log
+probabilities. Reference requests at temperature 0 are repeated all the time; their tokens and log probabilities must
+stay those of the fresh server and of mlx-lm's own generation, whatever the prompt cache has gone through.
+
+    python tests/oracle/soak_mlx_lm_server.py --variant llama --minutes 5            # a tiny random model made here
+    python tests/oracle/soak_mlx_lm_server.py --model DIR --minutes 60 --clients 2   # a real one
+    python tests/oracle/soak_mlx_lm_server.py --list                                 # the variants
+
+Prints the tallies, the memory at marks, a fitted slope, and a verdict. Memory is *growing* if, after the warm-up (the
+first quarter), both the fitted line and the lower quartile from the second to the last quarter rise by more than the
+allowance: 8 MB or 5 % of the resident set, 1 MB or 10 % of MLX's active memory beside what the server's prompt cache holds.
+Exits 1 on growth, a wrong answer, or an unexpected error. Needs mlx-lm 0.32; development only.
+"""
+import argparse
+import http.client
+import json
+import os
+import random
+import re
+import runpy
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+KV8 = ["--kv-bits", "8", "--kv-group-size", "32", "--quantized-kv-start", "16"]
+VARIANTS = {  # name: (tiny model or None for --model, draft model or None, flags of mlx-lm's server)
+    "llama": ("llama", None, []),
+    "llama-bytes": ("llama", None, ["--prompt-cache-size", "6", "--prompt-cache-bytes", "1MB"]),
+    "llama-kv8": ("llama", None, KV8),
+    "llama-draft": ("llama", "llama_draft", []),
+    "sliding": ("sliding", None, ["--prompt-cache-size", "20"]),
+    "sliding-kv8": ("sliding", None, KV8),
+    "gemma": ("gemma", None, []),
+    "hybrid": ("hybrid", None, ["--prompt-cache-size", "6"]),
+}
+STEP = ["--prefill-step-size", "64"]  # several chunks in most prompts
+
+# Sizes chosen so that a head dimension divides into groups of 32 and windows wrap in the first prompt already.
+BASE = {"vocab_size": 264, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 32,
+        "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "rope_theta": 10000.0,
+        "bos_token_id": 256, "eos_token_id": 258}
+TINY = {
+    "llama": BASE | {"model_type": "llama", "num_hidden_layers": 2, "tie_word_embeddings": False},
+    "llama_draft": BASE | {"model_type": "llama", "num_hidden_layers": 1, "tie_word_embeddings": False},
+    "sliding": BASE | {"model_type": "llama", "num_hidden_layers": 3, "tie_word_embeddings": False, "sliding_window": 24,
+                       "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    "gemma": BASE | {"model_type": "gemma3_text", "num_hidden_layers": 3, "sliding_window": 24, "sliding_window_pattern": 3,
+                     "query_pre_attn_scalar": 32, "rope_local_base_freq": 10000.0},
+    "hybrid": BASE | {"model_type": "lfm2", "num_hidden_layers": 4, "full_attn_idxs": [1, 3], "norm_eps": 1e-5,
+                      "hidden_size": 128, "block_dim": 128, "block_ff_dim": 96, "block_ffn_dim_multiplier": 1.0,
+                      "block_multiple_of": 8, "block_auto_adjust_ff_dim": True, "conv_L_cache": 3, "conv_bias": False},
+}
+TEMPLATE = ("{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+            "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
+
+WORDS = ("valve pump north river seven grey ladder copper letter window engine paper winter signal bridge harbour "
+         "quiet table number garden metal orange silver morning candle anchor thirty branch mirror").split()
+SYSTEM = ["Answer in one sentence.", "You are a patient teacher of " + " ".join(WORDS[:12]) + ".",
+          "Rules of the house: " + " ".join(WORDS) + ". Keep to them."]
+
+
+# ---- tiny models ----------------------------------------------------------------------------------------------------
+
+def make_tiny(name, folder):
+    """Write a model folder with random weights whose answers depend on the whole context; one token per byte."""
+    import importlib
+
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    config = TINY[name]
+    module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
+    mx.random.seed(7 + len(name))
+    model = module.Model(module.ModelArgs.from_dict(config))
+    weights = {}
+    for key, value in tree_flatten(model.parameters()):
+        # Attention that tells positions apart, and answers that hang on it: default weights attend almost evenly.
+        factor = 3.0 if re.search(r"[qkv]_proj|o_proj|out_proj", key) else 1.0
+        weights[key] = mx.random.normal(value.shape) * 0.3 if value.ndim == 1 and "gemma" in name else value * factor
+    folder.mkdir(parents=True, exist_ok=True)
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    (folder / "config.json").write_text(json.dumps(config))
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>", "<|endoftext|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({
+        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|im_start|>", "eos_token": "<|endoftext|>",
+        "chat_template": TEMPLATE}))
+    return folder
+
+
+# ---- the server process ---------------------------------------------------------------------------------------------
+
+def watch(path, leak_bytes):
+    """Thread in the server process: MLX's memory and the server's prompt cache, as one JSON line a second."""
+    import gc
+    import weakref
+
+    import mlx.core as mx
+
+    found, kept = None, []  # a weak reference: the server destroys its caches in the thread that made them
+    with open(path, "a", buffering=1) as out:
+        while True:
+            time.sleep(1)
+            kept.append(bytearray(os.urandom(leak_bytes)) if leak_bytes else None)
+            if found is None:
+                found = next((weakref.ref(o) for o in gc.get_objects() if type(o).__name__ == "LRUPromptCache"), None)
+            store = found and found()
+            line = {"t": time.time(), "active": mx.get_active_memory(), "cache": mx.get_cache_memory(),
+                    "peak": mx.get_peak_memory(), "threads": threading.active_count()}
+            if store is not None:
+                line |= {"entries": len(store), "store": store.nbytes}
+            del store
+            out.write(json.dumps(line) + "\n")
+
+
+def serve(argv):
+    """Child: `--serve MODULE STATS LEAK server …` runs MODULE as `python -m` does, watched."""
+    module, stats, leak, *arguments = argv
+    threading.Thread(target=watch, args=(stats, int(leak)), daemon=True).start()
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def plain(argv):
+    """Child: `--plain MODEL CASES KV_BITS` prints tokens and log probabilities of mlx-lm's own generation per case."""
+    import mlx.core as mx
+    from mlx_lm import load
+    from mlx_lm.generate import generate_step
+
+    folder, cases, bits = argv[0], json.loads(argv[1]), int(argv[2])
+    model, tokenizer = load(folder)
+    kv = {"kv_bits": bits, "kv_group_size": 32, "quantized_kv_start": 16} if bits else {}
+    answers = []
+    for path, body in cases:
+        if "messages" in body:
+            ids = tokenizer.apply_chat_template(body["messages"], add_generation_prompt=True, tokenize=True,
+                                                return_dict=False)
+        else:
+            ids = tokenizer.encode(body["prompt"])
+        answer = []
+        for token, logprobs in generate_step(mx.array(ids), model, max_tokens=body["max_tokens"], prefill_step_size=64,
+                                             **kv):
+            answer.append([int(token), logprobs[token].item()])
+            if int(token) in tokenizer.eos_token_ids:
+                break
+        answers.append(answer)
+    print(json.dumps(answers))
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class Server:
+    def __init__(self, args, model, draft, flags, work):
+        self.port, self.log, self.stats = free_port(), work / "server.log", work / "stats.jsonl"
+        module = "mlx_lm" if args.baseline else "reprise.mlx_lm"
+        command = [sys.executable, __file__, "--serve", module, str(self.stats), str(args.leak), "server",
+                   "--model", str(model), "--port", str(self.port), *STEP, *flags]
+        if draft:
+            command += ["--draft-model", str(draft)]
+        environment = dict(os.environ, HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", PYTHONFAULTHANDLER="1",
+                           TOKENIZERS_PARALLELISM="false")
+        self.process = subprocess.Popen(command, stdout=open(self.log, "w"), stderr=subprocess.STDOUT, env=environment)
+        end = time.time() + 180
+        while True:
+            try:
+                if self.request("GET", "/health")[0] == 200:
+                    break
+            except OSError:
+                pass
+            if self.process.poll() is not None or time.time() > end:
+                self.process.kill()
+                raise SystemExit(f"the server did not start:\n{self.log.read_text()[-3000:]}")
+            time.sleep(0.3)
+
+    def request(self, method, path, body=None, timeout=300):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        try:
+            connection.request(method, path, body)
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    def memory(self):
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.search(r"VmRSS:\s+(\d+)", text)[1]) * 1024
+
+    def stop(self):
+        """Ctrl-C, as a user would; returns the exit status, None if it had to be killed."""
+        self.process.send_signal(signal.SIGINT)
+        try:
+            return self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return None
+
+
+# ---- tallies --------------------------------------------------------------------------------------------------------
+
+class Tally:
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.kinds, self.expected, self.unexpected, self.wrong = Counter(), Counter(), [], []
+        self.requests = self.tokens = self.prompt_tokens = self.cached = self.references = self.warm = 0
+
+    def count(self, kind, usage=None):
+        with self.lock:
+            self.requests += 1
+            self.kinds[kind] += 1
+            if usage:
+                self.tokens += usage["completion_tokens"]
+                self.prompt_tokens += usage["prompt_tokens"]
+                self.cached += usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
+
+    def refused(self, kind, status):
+        with self.lock:
+            self.requests += 1
+            self.expected[f"{kind}: {status}"] += 1
+
+    def fault(self, text):
+        with self.lock:
+            self.unexpected.append(text[:600])
+
+    def mismatch(self, text):
+        with self.lock:
+            self.wrong.append(text[:600])
+
+
+# ---- traffic --------------------------------------------------------------------------------------------------------
+
+class Client(threading.Thread):
+    """One seeded client; every request is checked for what holds of any answer."""
+
+    def __init__(self, number, args, server, tally, end):
+        super().__init__(daemon=True)
+        self.rng, self.server, self.tally, self.end_time, self.args = random.Random(args.seed * 1000 + number), server, tally, end, args
+        self.talk = []
+
+    def run(self):
+        kinds = [(self.chat, 30), (self.text, 20), (self.one_token, 8), (self.conversation, 25), (self.cut, 10), (self.bad, 7)]
+        while time.time() < self.end_time and self.server.process.poll() is None:
+            act = self.rng.choices([k for k, _ in kinds], [w for _, w in kinds])[0]
+            try:
+                act()
+            except Exception as error:  # a dropped connection, an answer that is not JSON
+                self.tally.fault(f"{act.__name__}: {type(error).__name__}: {error}")
+                time.sleep(0.2)
+            if self.args.pause:
+                time.sleep(self.args.pause)
+
+    def words(self, most):
+        count = int(most ** self.rng.random())
+        return " ".join(self.rng.choice(WORDS) for _ in range(count))
+
+    def options(self):
+        rng = self.rng
+        body = {"max_tokens": rng.choice([1, 2, 5, 12, 24, self.args.max_tokens])}
+        if rng.random() < 0.4:
+            body |= {"temperature": rng.choice([0.3, 1.0]), "top_p": rng.choice([0.8, 1.0]), "top_k": rng.choice([0, 20]),
+                     "min_p": rng.choice([0.0, 0.05])}
+        if rng.random() < 0.2:
+            body["stop"] = rng.choice(["e", ["a", "th"], [" the"], ["zzzz"]])
+        if rng.random() < 0.15:
+            body["logprobs"] = True
+        if rng.random() < 0.1:
+            body["top_logprobs"] = rng.choice([1, 4, 10])
+        if rng.random() < 0.1:
+            body |= {"repetition_penalty": 1.2, "presence_penalty": 0.3, "logit_bias": {"5": -2.0, "9": 1.5}}
+        if rng.random() < 0.05:
+            body["seed"] = rng.randrange(100)  # not batchable: the server drains its batch for it
+        if rng.random() < 0.1:
+            body["made_up_parameter"] = {"a": [1, 2]}
+        return body
+
+    def send(self, kind, path, body):
+        """Post whole or streamed; returns the answer's text."""
+        body = self.options() | body
+        stream = self.rng.random() < 0.5
+        if stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        status, data = self.server.request("POST", path, json.dumps(body))
+        if status != 200:
+            self.tally.fault(f"{kind}: status {status}: {data[:300]!r} for {json.dumps(body)[:300]}")
+            return ""
+        text, usage, reason = "", None, None
+        if stream:
+            events = [line[6:] for line in data.decode().split("\n") if line.startswith("data: ")]
+            if not events or events[-1] != "[DONE]":
+                self.tally.fault(f"{kind}: the stream does not end in [DONE]: {data[-200:]!r}")
+                return ""
+            answers = [json.loads(event) for event in events[:-1]]
+            usage = answers[-1]["usage"]
+            choices = [a["choices"][0] for a in answers if a["choices"]]
+            text = "".join(c["text"] if "text" in c else c["delta"].get("content", "") for c in choices)
+            reason = choices[-1]["finish_reason"]
+        else:
+            answer = json.loads(data)
+            usage, choice = answer["usage"], answer["choices"][0]
+            text, reason = choice["text"] if "text" in choice else choice["message"]["content"] or "", choice["finish_reason"]
+        cached = usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
+        if reason not in ("stop", "length") or usage["completion_tokens"] > body["max_tokens"] or \
+                (reason == "length" and usage["completion_tokens"] != body["max_tokens"]) or cached > usage["prompt_tokens"]:
+            self.tally.fault(f"{kind}: {reason} with {usage} for max_tokens {body['max_tokens']}")
+        self.tally.count(f"{kind}, {'streamed' if stream else 'whole'}", usage)
+        return text
+
+    def messages(self):
+        start = [{"role": "system", "content": self.rng.choice(SYSTEM)}] if self.rng.random() < 0.7 else []
+        return start + [{"role": "user", "content": self.words(self.args.words) or "Hi"}]
+
+    def chat(self):
+        self.send("chat", self.rng.choice(["/v1/chat/completions", "/chat/completions"]), {"messages": self.messages()})
+
+    def text(self):
+        self.send("text", "/v1/completions", {"prompt": self.words(self.args.words) or "Hi"})
+
+    def one_token(self):
+        self.send("one token", "/v1/completions", {"prompt": self.rng.choice("abcdefgh")})
+
+    def conversation(self):
+        if not self.talk or len(self.talk) > 9:
+            self.talk = [{"role": "system", "content": self.rng.choice(SYSTEM)}]
+        self.talk.append({"role": "user", "content": self.words(20) or "Go on"})
+        answer = self.send("conversation", "/v1/chat/completions", {"messages": self.talk})
+        self.talk.append({"role": "assistant", "content": answer or "Yes."})
+
+    def cut(self):
+        """Read a few bytes or events of a stream, or nothing at all, and hang up."""
+        body = self.options() | {"messages": self.messages(), "stream": True, "max_tokens": 2 * self.args.max_tokens}
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=300)
+        try:
+            connection.request("POST", "/v1/chat/completions", json.dumps(body))
+            if self.rng.random() < 0.3:
+                time.sleep(self.rng.random() * 0.2)
+            else:
+                response = connection.getresponse()
+                for _ in range(self.rng.randrange(6)):
+                    response.readline()
+        finally:
+            connection.close()
+        self.tally.count("cut stream")
+
+    def bad(self):
+        path, chat, hello = "/v1/completions", "/v1/chat/completions", [{"role": "user", "content": "Hi"}]
+        cases = [("wrong JSON", path, "{\"prompt\": ", {400}), ("not an object", path, "[1, 2]", {400}),
+                 ("no prompt", path, "{}", {400}), ("no messages", chat, "{}", {400}), ("unknown path", "/v1/other", "{}", {404}),
+                 ("max_tokens is text", path, json.dumps({"prompt": "a", "max_tokens": "many"}), {400}),
+                 ("top_p too large", path, json.dumps({"prompt": "a", "top_p": 3}), {400}),
+                 ("negative temperature", chat, json.dumps({"messages": hello, "temperature": -1}), {400}),
+                 ("logit_bias is a list", chat, json.dumps({"messages": hello, "logit_bias": [1]}), {400}),
+                 ("messages of numbers", chat, json.dumps({"messages": [1, 2]}), {400, 404}),
+                 ("message without role", chat, json.dumps({"messages": [{"content": "Hi"}]}), {400, 404}),
+                 ("prompt is a number", path, json.dumps({"prompt": 3}), {400, 404})]
+        name, where, body, statuses = self.rng.choice(cases)
+        status, data = self.server.request("POST", where, body)
+        if status in statuses:
+            self.tally.refused(name, status)
+        else:
+            self.tally.fault(f"{name}: status {status}: {data[:200]!r}")
+
+
+# ---- references -----------------------------------------------------------------------------------------------------
+
+def reference_cases(rng, quantised, words):
+    """(path, body) at temperature 0 with the best two log probabilities of each token.
+
+    With quantised caches an answer does depend on where earlier requests ended (rows are quantised after each), so
+    the conversation, which reuses its own turns, is left out there.
+    """
+    fixed = {"temperature": 0, "max_tokens": 16, "top_logprobs": 2}
+    cases = []  # first characters that no other prompt has: cold at first, and their rows are never shared
+    for number in range(5):
+        text = f"{number} reference: " + " ".join(rng.choice(WORDS) for _ in range(words * number // 4 + 1))
+        cases.append(("/v1/completions", {"prompt": text} | fixed))
+    if not quantised:
+        talk = [{"role": "system", "content": "Reference conversation. " + SYSTEM[1]}]
+        turns = []
+        for turn in range(4):
+            talk = talk + [{"role": "user", "content": f"{turn}: " + " ".join(rng.choice(WORDS) for _ in range(12))}]
+            turns.append(("/v1/chat/completions", {"messages": talk} | fixed))
+            talk = talk + [{"role": "assistant", "content": f"Answer {turn} " + " ".join(rng.choice(WORDS) for _ in range(6))}]
+        cases += turns[::-1]  # the longest first: on the fresh server it is cold
+    return cases
+
+
+def answer_of(server, path, body):
+    """Best token of each step, its log probability, and the lead over the second; tokens served from the prompt cache."""
+    status, data = server.request("POST", path, json.dumps(body))
+    if status != 200:
+        raise RuntimeError(f"reference: status {status}: {data[:300]!r}")
+    answer = json.loads(data)
+    steps = []
+    for step in answer["choices"][0]["logprobs"]["content"]:
+        best, second = sorted(step["top_logprobs"], key=lambda t: -t["logprob"])
+        steps.append((best["id"], best["logprob"], best["logprob"] - second["logprob"]))
+    return steps, answer["usage"].get("prompt_tokens_details", {}).get("cached_tokens", 0)
+
+
+def difference(got, want, tolerance):
+    """Where two answers part, or None. A step whose best two are nearer than twice the tolerance ends the comparison."""
+    for number, (a, b) in enumerate(zip(got, want)):
+        if abs(a[1] - b[1]) > tolerance:
+            return f"step {number}: log probability {a[1]:.5f} instead of {b[1]:.5f} (tokens {a[0]}, {b[0]})"
+        if a[2] < 2 * tolerance:
+            return None
+        if a[0] != b[0]:
+            return f"step {number}: token {a[0]} instead of {b[0]} (lead {a[2]:.4f})"
+    return None if len(got) == len(want) else f"{len(got)} steps instead of {len(want)}"
+
+
+class Referee(threading.Thread):
+    """Repeats the reference requests in random order beside the traffic."""
+
+    def __init__(self, args, server, tally, cases, answers, end):
+        super().__init__(daemon=True)
+        self.args, self.server, self.tally, self.cases, self.answers, self.end_time = args, server, tally, cases, answers, end
+        self.rng = random.Random(args.seed)
+
+    def run(self):
+        while time.time() < self.end_time and self.server.process.poll() is None:
+            number = self.rng.randrange(len(self.cases))
+            try:
+                got, cached = answer_of(self.server, *self.cases[number])
+                parted = difference(got, self.answers[number], self.args.tolerance)
+                if parted:
+                    self.tally.mismatch(f"reference {number}, {cached} tokens cached: {parted}")
+                self.tally.references += 1
+                self.tally.warm += cached > 0
+                self.tally.count("reference")
+            except Exception as error:
+                self.tally.fault(f"reference {number}: {type(error).__name__}: {error}")
+            time.sleep(self.args.reference_pause)
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+def slope(points):
+    """Least squares of y over x; 0 for fewer than two different x."""
+    if len({x for x, _ in points}) < 2:
+        return 0.0
+    return statistics.linear_regression([x for x, _ in points], [y for _, y in points]).slope
+
+
+def judge(name, samples, least, share, lines):
+    """samples: (requests so far, bytes). Returns whether memory grows by the criterion at the top of this file."""
+    if len(samples) < 40:
+        lines.append(f"{name}: {len(samples)} samples are too few to judge")
+        return False
+    quarter = len(samples) // 4
+    after = samples[quarter:]
+    marks = [statistics.quantiles([v for _, v in samples[i * quarter:(i + 1) * quarter]], n=4)[0] for i in range(4)]
+    per_request = slope(after)
+    fitted, stepped = per_request * (after[-1][0] - after[0][0]), marks[3] - marks[1]
+    allowance = max(least, share * marks[1])
+    growing = fitted > allowance and stepped > allowance
+    mega = " ".join(f"{m / 1e6:.1f}" for m in marks)
+    lines.append(f"{name}: end of warm-up {samples[quarter][1] / 1e6:.1f} MB, end {samples[-1][1] / 1e6:.1f}; lower "
+                 f"quartiles of the quarters {mega}; slope {per_request * 1000 / 1e6:+.3f} MB per 1,000 requests, fitted rise "
+                 f"{fitted / 1e6:+.2f}, allowed {allowance / 1e6:.2f} MB: {'GROWING' if growing else 'flat'}")
+    return growing
+
+
+def read_stats(path, history):
+    """The watcher's lines as (requests at that time, line)."""
+    lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+    result, at = [], 0
+    for line in lines:
+        while at + 1 < len(history) and history[at + 1][0] <= line["t"]:
+            at += 1
+        if history and line["t"] >= history[0][0]:
+            result.append((history[at][1], line))
+    return result
+
+
+# ---- main -----------------------------------------------------------------------------------------------------------
+
+def log_faults(text, tally):
+    """What the log of the server says went wrong; a client that hangs up is no fault."""
+    if "generation thread died" in text:
+        tally.fault("log: generation thread died: " + text[text.index("generation thread died"):][:500])
+    for leak in re.findall(r"nanobind: leaked.*|Fatal Python error.*|Segmentation fault.*", text):
+        tally.fault("log: " + leak)
+    for line in text.splitlines():  # lines of several threads are mixed: look at the exceptions only
+        if re.match(r"\w[\w.]*(Error|Exception|Exit)\b", line) and \
+                not re.match(r"BrokenPipeError|ConnectionResetError|ConnectionAbortedError", line):
+            tally.fault("log: " + line)
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--variant", default="llama", choices=list(VARIANTS), help="model and flags (default llama)")
+    parser.add_argument("--list", action="store_true", help="print the variants and end")
+    parser.add_argument("--model", help="use this model folder with the variant's flags")
+    parser.add_argument("--baseline", action="store_true", help="mlx-lm on its own caches")
+    parser.add_argument("--minutes", type=float, default=5)
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds between a client's requests")
+    parser.add_argument("--reference-pause", type=float, default=1.0)
+    parser.add_argument("--max-tokens", type=int, default=40)
+    parser.add_argument("--words", type=int, default=60, help="longest ordinary prompt (tiny models: 7 tokens a word)")
+    parser.add_argument("--tolerance", type=float, default=5e-3, help="of log probabilities (bfloat16 models: 0.25)")
+    parser.add_argument("--no-plain", action="store_true", help="do not compare with mlx-lm's own generation")
+    parser.add_argument("--work", help="folder for models, log and samples (default: a temporary one)")
+    parser.add_argument("--leak", type=int, default=0, help="bytes the server loses a second: the verdict must notice")
+    parser.add_argument("server_flags", nargs="*", help="after --: further flags of mlx-lm's server")
+    return parser.parse_args()
+
+
+def main():
+    args = parse()
+    if args.list:
+        for name, (model, draft, flags) in VARIANTS.items():
+            print(f"{name:12} model {model}{f', draft {draft}' if draft else ''} {' '.join(flags)}")
+        return 0
+    temporary = tempfile.TemporaryDirectory()
+    work = Path(args.work or temporary.name).resolve()
+    work.mkdir(parents=True, exist_ok=True)
+    (work / "stats.jsonl").unlink(missing_ok=True)
+    tiny, draft, flags = VARIANTS[args.variant]
+    model = Path(args.model) if args.model else make_tiny(tiny, work / tiny)
+    draft = draft and (args.model or make_tiny(draft, work / draft))
+    flags = flags + args.server_flags
+    bits = int(flags[flags.index("--kv-bits") + 1]) if "--kv-bits" in flags else 0
+    print(f"{'mlx-lm' if args.baseline else 'reprise'}, {args.variant}, {model.name}, {args.minutes:g} minutes, "
+          f"{args.clients} clients, seed {args.seed}, flags {' '.join(STEP + flags)}", flush=True)
+
+    cases, tally = reference_cases(random.Random(args.seed), bits > 0, args.words), Tally()
+    expected = None
+    if not args.no_plain and not (bits and "sliding" in args.variant):  # mlx-lm cannot quantise a rotating cache
+        out = subprocess.run([sys.executable, __file__, "--plain", str(model), json.dumps(cases), str(bits)],
+                             capture_output=True, text=True)
+        if out.returncode:
+            raise SystemExit(f"mlx-lm's own generation failed:\n{out.stderr[-2000:]}")
+        expected = json.loads(out.stdout)
+
+    server = Server(args, model, draft, flags, work)
+    try:
+        answers = []
+        for number, (path, body) in enumerate(cases):
+            steps, cached = answer_of(server, path, body)
+            answers.append(steps)
+            if number <= 5 and cached and "messages" not in body:
+                tally.fault(f"reference {number}: {cached} tokens cached on a fresh server")
+            if expected is not None:
+                want = [(token, logprob, 0.0) for token, logprob in expected[number]]
+                parted = difference(steps, want, args.tolerance)
+                if parted:
+                    tally.mismatch(f"reference {number} against mlx-lm's own generation: {parted}")
+        start = time.time()
+        end = start + 60 * args.minutes
+        threads = [Client(i, args, server, tally, end) for i in range(args.clients)]
+        threads.append(Referee(args, server, tally, cases, answers, end))
+        for thread in threads:
+            thread.start()
+        resident, history = [], []
+        while time.time() < end and server.process.poll() is None:
+            time.sleep(max(0.1, min(3, args.minutes, end - time.time())))
+            history.append((time.time(), tally.requests))
+            resident.append((tally.requests, server.memory()))
+            if len(resident) % 20 == 0:
+                print(f"  {(time.time() - start) / 60:5.1f} min: {tally.requests} requests, RSS {resident[-1][1] / 1e6:.1f} MB, "
+                      f"{len(tally.unexpected)} unexpected, {len(tally.wrong)} wrong", flush=True)
+        for thread in threads:
+            thread.join(timeout=330)
+            if thread.is_alive():
+                tally.fault(f"{type(thread).__name__} still waits for an answer after the end")
+        if server.process.poll() is not None:
+            tally.fault(f"the server ended by itself: {server.process.returncode}")
+        elif server.request("GET", "/health")[0] != 200:
+            tally.fault("the server says that it is not healthy")
+    finally:
+        status = server.stop()
+    text, ending = server.log.read_text(errors="replace"), ""
+    # mlx-lm's server aborts after Ctrl-C on its own caches too: MLX's stream threads are joined by nobody.
+    if status == -signal.SIGABRT and "terminate called without an active exception" in text:
+        text, ending = text.split("terminate called without an active exception")[0], " (aborts at exit, as mlx-lm alone does)"
+    elif status != 0:
+        tally.fault(f"exit status of the server after Ctrl-C: {status}")
+    log_faults(text, tally)
+
+    stats = read_stats(server.stats, history)
+    lines = []
+    growing = judge("RSS", resident, 8e6, 0.05, lines)
+    growing |= judge("MLX active beside the prompt cache",
+                     [(n, s["active"] - s.get("store", 0)) for n, s in stats], 1e6, 0.10, lines)
+    report(args, tally, stats, lines, time.time() - start)
+    bad = growing or tally.wrong or tally.unexpected
+    print(f"verdict: memory {'GROWING' if growing else 'flat'}, {len(tally.wrong)} wrong answers, "
+          f"{len(tally.unexpected)} unexpected errors{ending}")
+    return 1 if bad else 0
+
+
+def report(args, tally, stats, lines, seconds):
+    print(f"{tally.requests} requests in {seconds:.0f} s; {tally.tokens} tokens generated, {tally.prompt_tokens} prompt "
+          f"tokens, {tally.cached} of them cached; {tally.references} references, {tally.warm} of them warm")
+    for kind, count in sorted(tally.kinds.items()):
+        print(f"  {count:7} {kind}")
+    for kind, count in sorted(tally.expected.items()):
+        print(f"  {count:7} refused, {kind}")
+    for text, count in Counter(tally.unexpected).most_common(12):
+        print(f"  UNEXPECTED {count} times: {text}")
+    for text in tally.wrong[:12]:
+        print(f"  WRONG {text}")
+    if stats:
+        last = stats[-1][1]
+        print(f"MLX peak {last['peak'] / 1e6:.1f} MB, its cache {last['cache'] / 1e6:.1f} MB, {last['threads']} threads; prompt "
+              f"cache {last.get('entries', '?')} entries, {last.get('store', 0) / 1e6:.2f} MB, at most "
+              f"{max(s.get('store', 0) for _, s in stats) / 1e6:.2f} MB")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--serve"]:
+        serve(sys.argv[2:])
+    elif sys.argv[1:2] == ["--plain"]:
+        plain(sys.argv[2:])
+    else:
+        sys.exit(main())
