@@ -37,6 +37,7 @@ class Request:
     done: list[str]  # ids that are not to be run
     timeout: float  # seconds a test, and the loading of the file, may take
     report: int  # file descriptor
+    logits: str = ""  # folder for the logits of the models of test_models; empty: none are made
 
 
 class Reporter:
@@ -95,6 +96,7 @@ class Result(unittest.TestResult):
         self._report = report
         self._timeout = timeout
         self._outcome, self._detail, self._started = "pass", "", 0.0
+        self.current = ""  # id of the test that is running
         self._attributes: dict[str, Any] = {}  # of the test class's model, before the test
 
     def startTest(self, test: unittest.TestCase) -> None:
@@ -102,6 +104,7 @@ class Result(unittest.TestResult):
         seed_all()
         self._attributes = dict(model_attributes(test))
         self._outcome, self._detail, self._started = "pass", "", time.monotonic()
+        self.current = test.id()
         self._report("start", test=test.id())
         print(f"---- {test.id()}", file=sys.stderr, flush=True)
         faulthandler.dump_traceback_later(self._timeout, exit=True)
@@ -185,7 +188,13 @@ def main() -> int:
              if request.only in test.id() and test.id() not in request.done
              and (not request.names or test.id().rpartition(".")[2] in request.names)]
     report("plan", tests=[test.id() for test in tests])
-    unittest.TestSuite(tests).run(Result(report, request.timeout))
+    result = Result(report, request.timeout)
+    if request.logits and hasattr(module, "TestModels"):
+        import mlx_lm_model_logits
+
+        module.TestModels.model_test_runner = mlx_lm_model_logits.record(
+            module.TestModels.model_test_runner, request.logits, lambda: result.current)
+    unittest.TestSuite(tests).run(result)
     faulthandler.cancel_dump_traceback_later()
     report("done")
     return 0

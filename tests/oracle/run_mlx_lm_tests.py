@@ -7,7 +7,8 @@ The tests come from mlx-lm's source distribution, which is downloaded once and c
 load the model of --model in place of the one on the hub; nothing that is installed is touched. They run in processes
 of their own, so that a crash or a hang costs one test. Every difference is printed. One is allowed only if EXPECTED
 has it: there mlx-lm or its test is wrong by the requirements, and where the test has to be mended, the mended test
-has to pass both ways.
+has to pass both ways. test_models looks at shapes only, so the logits of its models over caches are made and compared
+besides (mlx_lm_model_logits.py).
 
 The last line is `N passed, M failed` for Reprise. The exit status is 0 if nothing differs but what EXPECTED has, 1 if
 something does, 2 if the tests could not be run.
@@ -70,6 +71,9 @@ class Expected:
 
 EXPECTED: tuple[Expected, ...] = ()
 
+# Logits may differ by this part of the largest one: attention of ours adds up in another order.
+LOGITS_TOLERANCE = 1e-4
+
 
 @dataclasses.dataclass
 class Outcome:
@@ -102,6 +106,7 @@ class Task:
     module: str
     only: str = ""
     names: tuple[str, ...] = ()
+    logits: pathlib.Path | None = None  # folder
 
 
 # ---- what is needed
@@ -125,6 +130,8 @@ def parse_arguments() -> argparse.Namespace:
     ways.add_argument("--without-baseline", action="store_true",
                       help="only on Reprise's caches: every failure that EXPECTED does not have counts as a difference")
     ways.add_argument("--baseline-only", action="store_true", help="only on mlx-lm's caches")
+    parser.add_argument("--without-logits", action="store_true",
+                        help="leave out comparing the logits of test_models's models; --ci does so too")
     parser.add_argument("--logs", type=pathlib.Path, metavar="FOLDER",
                         help="keep what the tests print here; default: a temporary folder, kept if something differs")
     parser.add_argument("-v", "--verbose", action="store_true", help="print every test, and the whole tracebacks")
@@ -220,11 +227,26 @@ def check_modules(ways: Iterable[str], files: Iterable[str], environment: dict[s
     return f"mlx-lm {found}, mlx {mlx}"
 
 
-def test_environment() -> dict[str, str]:
-    """Offline, and with paths that hold wherever a test is run."""
+def test_environment(hub: pathlib.Path) -> dict[str, str]:
+    """Offline, with a hub cache of its own, and with paths that hold wherever a test is run."""
     paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1",
-            "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+            "HF_HUB_CACHE": str(hub), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def make_hub_cache(folder: pathlib.Path, model: pathlib.Path) -> None:
+    """A hub cache that has the model under the hub model's name. The server lists the models that it finds there by
+    their files; nothing is loaded from it."""
+    commit = "0" * 40
+    repository = folder / ("models--" + HUB_MODEL.replace("/", "--"))
+    for name in ("blobs", "refs", f"snapshots/{commit}"):
+        (repository / name).mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    snapshot = repository / "snapshots" / commit
+    for file in model.resolve().iterdir():
+        (snapshot / file.name).symlink_to(file)
+    if not (snapshot / "model.safetensors.index.json").exists():
+        (snapshot / "model.safetensors.index.json").write_text("{}")
 
 
 def write_tests(folder: pathlib.Path, sources: dict[str, str], model: pathlib.Path) -> None:
@@ -269,7 +291,7 @@ class FileRun:
         reader, writer = os.pipe()
         request = dict(folder=str(self._task.folder), module=self._task.module, install=self._task.way == "reprise",
                        only=self._task.only, names=self._task.names, done=list(self.outcomes), timeout=self._timeout,
-                       report=writer)
+                       logits=str(self._task.logits or ""), report=writer)
         with open(self._log, "ab") as log:
             process = subprocess.Popen([sys.executable, str(WORKER)], stdin=subprocess.PIPE, stdout=log, stderr=log,
                                        pass_fds=[writer], env=self._environment, cwd=self._task.folder)
@@ -480,6 +502,22 @@ class Comparison:
         return passed, sum(not outcome.good for outcome in final.values())
 
 
+def print_logits_differences(folder: pathlib.Path) -> int:
+    """Returns the number of models whose logits differ."""
+    from mlx_lm_model_logits import differences
+
+    files = [{file.name for file in (folder / way).glob("*.npz")} for way in NAMES]
+    different = 0
+    for name in sorted(files[0] & files[1]):
+        if lines := differences(*(folder / way / name for way in NAMES), LOGITS_TOLERANCE):
+            different += 1
+            print(f"  UNEXPECTED logits of {name.removesuffix('.npz')}")
+            print(indented("\n".join(lines), None))
+    if files[0] & files[1]:
+        print(f"logits of {len(files[0] & files[1])} models compared: {different} differ")
+    return different
+
+
 def said(outcome: Outcome | None) -> str:
     return "not run" if outcome is None else outcome.outcome
 
@@ -504,20 +542,25 @@ def compare(arguments: argparse.Namespace, folder: pathlib.Path) -> int:
     check_model(arguments.model)
     sources = test_sources(arguments.distribution)
     files = check_files(arguments, sources)
-    environment = test_environment()
+    environment = test_environment(folder / "hub")
     print(f"{check_modules(ways, files, environment, folder)}; model {arguments.model}", flush=True)
 
     names = {"test_models": CACHE_TESTS} if arguments.ci else {}
     to_correct = [entry for entry in EXPECTED if entry.corrections and entry.test.split(".")[0] in files
                   and arguments.only in entry.test]
+    make_hub_cache(folder / "hub", arguments.model)
     write_tests(folder / "upstream", sources, arguments.model)
     write_tests(folder / "corrected", corrected(sources, to_correct), arguments.model)
     tasks = []
     for file in files:
-        tasks += [Task(way, folder / "upstream", file, arguments.only, names.get(file, ())) for way in ways]
+        logits = file == "test_models" and not (arguments.ci or arguments.without_logits)
+        tasks += [Task(way, folder / "upstream", file, arguments.only, names.get(file, ()),
+                       folder / "logits" / way if logits else None) for way in ways]
         tests = tuple(entry.test.rpartition(".")[2] for entry in to_correct if entry.test.split(".")[0] == file)
         if tests:
             tasks += [Task(way, folder / "corrected", file, "", tests) for way in ways]
+    for way in ways:
+        (folder / "logits" / way).mkdir(parents=True)
     logs = arguments.logs or folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     comparison = Comparison(run_tasks(tasks, logs, arguments, environment), "corrected", arguments.verbose)
@@ -534,6 +577,8 @@ def compare(arguments: argparse.Namespace, folder: pathlib.Path) -> int:
         return 0
     print("differences:")
     unexpected = comparison.print_differences()
+    if not arguments.without_baseline:
+        unexpected += print_logits_differences(folder / "logits")
     comparison.print_common_failures()
     passed, failed = comparison.final_counts()
     if unexpected:
