@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Attention over a quantised cache: ours beside mlx-lm's, in one Python process. Needs mlx-lm and the package `reprise`.
+"""Attention over a quantised cache: ours beside mlx-lm's, in one Python process. Needs mlx-lm and package `reprise`.
 
 Prints milliseconds, the fastest and the median of rounds in which the two take turns, and mlx-lm's fastest by ours. On
 a machine that others use, the fastest says more.

@@ -1,8 +1,8 @@
 """Our attention beside mlx_lm.models.base: the calls it takes, their results and their errors.
 
 Dense: bit for bit. Quantised: mlx-lm's own in float32 is the reference (in bfloat16 its products are off by percents);
-ours computes in float32 whatever the queries are, so that it differs by the sums' order and one rounding to the result's
-dtype (TOLERANCE).
+ours computes in float32 whatever the queries are, so that it differs by the order of sums and one rounding to the
+result's dtype (TOLERANCE).
 """
 import itertools
 import unittest
@@ -267,15 +267,16 @@ class QuantizedTest(AttentionTestCase):
         self.assert_same(_core.quantized_scaled_dot_product_attention(
             queries=queries, q_keys=keys, q_values=values, scale=SCALE, mask=None, group_size=64, bits=8), want)
         self.assert_same(_core.scaled_dot_product_attention(
-            queries=queries, keys=keys, values=values, cache=Quantized(8, 64), scale=SCALE, mask=None, sinks=None), want)
+            queries=queries, keys=keys, values=values, cache=Quantized(8, 64), scale=SCALE, mask=None, sinks=None),
+                         want)
 
     def test_mlx_lms_cache_is_read_with_its_own_group_size_and_bits(self):
         for bits, group_size in ((4, 32), (8, 64)):
             quantized = cache.QuantizedKVCache(group_size, bits)
             queries, keys, values = problem(1, 8, 2, 3)
             rows = quantized.update_and_fetch(keys, values)
-            self.assert_near(_core.scaled_dot_product_attention(queries, *rows, cache=quantized, scale=SCALE, mask=None),
-                             reference(queries, *rows, quantized, None), 1e-5)
+            got = _core.scaled_dot_product_attention(queries, *rows, cache=quantized, scale=SCALE, mask=None)
+            self.assert_near(got, reference(queries, *rows, quantized, None), 1e-5)
 
     def test_it_can_be_compiled(self):
         like = Quantized(8, 64)
