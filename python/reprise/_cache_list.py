@@ -149,7 +149,7 @@ def _check_children(operation: str, lists: Sequence[Any]) -> None:
 def _class_named(name: str) -> Any:
     from . import cache
 
-    found = getattr(cache, name, None)
+    found = getattr(cache, name, None) if isinstance(name, str) else None
     if not (isinstance(found, type) and issubclass(found, _BaseCache)):
         raise CorruptDataError(f"[CacheList.state] a child's class must be one of reprise.cache, but got {name!r}")
     return found
