@@ -11,6 +11,11 @@ configure() {
   if [ -d "$sysroot/usr" ]; then set -- "$@" "-DCMAKE_PREFIX_PATH=$sysroot/usr"; fi
   if is_macos; then set -- "$@" "-DOPENSSL_ROOT_DIR=$(brew --prefix openssl@3)"; fi
   if command -v ccache >/dev/null; then set -- "$@" -DCMAKE_CXX_COMPILER_LAUNCHER=ccache; fi
+  case $preset in
+    release | dev)
+      if python_is_ready; then set -- "$@" -DREPRISE_BUILD_PYTHON=ON "-DPython_EXECUTABLE=$python"; fi
+      ;;
+  esac
   if [ "${CI:-}" = true ]; then set -- "$@" -DCMAKE_COMPILE_WARNING_AS_ERROR=ON; fi
 
   inputs=$(printf '%s\n' "$@" "${CC:-}" "${CXX:-}" "${CXXFLAGS:-}" | cat - "$root/CMakePresets.json" | sha256)

@@ -36,6 +36,10 @@ is_missing() {
     cmake | g++) ! command -v "$1" >/dev/null ;;
     ninja-build) ! command -v ninja >/dev/null ;;
     python3-pip) ! python3 -m pip --version >/dev/null 2>&1 ;;
+    python3-venv) ! python3 -c 'import ensurepip, venv' 2>/dev/null ;;
+    python3-dev)
+      ! python3 -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null
+      ;;
     *) ! is_installed "$1" ;;
   esac
 }
