@@ -26,6 +26,8 @@ struct SnapshotLimits {
 class Snapshots {
  public:
   explicit Snapshots(const SnapshotLimits& limits = {}) : limits_(limits) {}
+  Snapshots(Snapshots&&) noexcept = default;
+  Snapshots& operator=(Snapshots&&) noexcept = default;
 
   // Remembers where `cache` stands, in place of a snapshot of the same position; those beyond are forgotten. When the
   // limits ask for it, others go: first those whose neighbours are nearest to each other, last the earliest one.

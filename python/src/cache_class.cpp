@@ -1,0 +1,94 @@
+#include "python/src/cache_class.h"
+
+#include <nanobind/stl/string.h>
+
+#include <map>
+
+#include "reprise/cache/batched_cache.h"
+#include "reprise/cache/cache_list.h"
+
+namespace nb = nanobind;
+
+namespace reprise::python {
+
+namespace {
+
+struct PythonClass {
+  nb::handle type;  // lives as long as the module
+  MakeInstance make_instance;
+};
+
+std::map<std::string, PythonClass>& classes() {
+  static std::map<std::string, PythonClass> all;
+  return all;
+}
+
+const PythonClass& class_of(const LayerCache& cache) { return classes().at(cache.class_name()); }
+
+nb::object cache_list_type() { return nb::module_::import_("reprise._cache_list").attr("CacheList"); }
+
+}  // namespace
+
+void register_class(const std::string& class_name, nb::handle type, MakeInstance make_instance) {
+  classes()[class_name] = {type, make_instance};
+}
+
+nb::object wrap(std::unique_ptr<LayerCache> cache) {
+  if (auto* list = dynamic_cast<CacheList*>(cache.get())) {
+    nb::list children;
+    for (std::size_t i = 0; i < list->num_children(); ++i) children.append(wrap(list->child(i).fork()));
+    return cache_list_type()(*nb::tuple(children));
+  }
+  const PythonClass& of = class_of(*cache);
+  return of.make_instance(of.type, std::move(cache));
+}
+
+nb::object wrap_as(nb::handle type, std::unique_ptr<LayerCache> cache) {
+  const PythonClass& of = class_of(*cache);
+  if (PyObject_IsSubclass(type.ptr(), of.type.ptr()) != 1) {
+    throw nb::type_error(("the type must be one of the class " + cache->class_name()).c_str());
+  }
+  return of.make_instance(type, std::move(cache));
+}
+
+std::unique_ptr<LayerCache> fork_of(nb::handle object) {
+  if (nb::isinstance<CacheObject>(object)) return nb::cast<CacheObject&>(object).cache().fork();
+  if (nb::isinstance(object, cache_list_type())) {
+    CacheList::Children children;
+    for (nb::handle child : nb::iter(object.attr("caches"))) children.push_back(fork_of(child));
+    return std::make_unique<CacheList>(std::move(children));
+  }
+  const auto name = nb::cast<std::string>(object.type().attr("__name__"));
+  throw nb::type_error(("a layer must be one of reprise.cache's caches, but got " + name).c_str());
+}
+
+bool is_native(nb::handle object) {
+  if (nb::isinstance<CacheObject>(object)) return true;
+  if (!nb::isinstance(object, cache_list_type())) return false;
+  for (nb::handle child : nb::iter(object.attr("caches"))) {
+    if (!is_native(child)) return false;
+  }
+  return true;
+}
+
+std::vector<const LayerCache*> native_layers(nb::handle caches) {
+  std::vector<const LayerCache*> layers;
+  for (nb::handle cache : nb::iter(caches)) {
+    if (!nb::isinstance<CacheObject>(cache)) {
+      const auto name = nb::cast<std::string>(cache.type().attr("__name__"));
+      throw nb::type_error(("what is merged must be reprise.cache's caches, but got " + name).c_str());
+    }
+    layers.push_back(&nb::cast<CacheObject&>(cache).cache());
+  }
+  return layers;
+}
+
+void def_merge(nb::handle type, const std::string& batch_class) {
+  const std::string signature = "def merge(cls, caches: collections.abc.Iterable[LayerCache]) -> " + batch_class;
+  def_classmethod(
+      type, "merge", [](nb::handle, nb::handle caches) { return wrap(merge_caches(native_layers(caches))); },
+      nb::arg("cls"), nb::arg("caches"), nb::sig(signature.c_str()),
+      "A batch of these caches, one row each, of the batch class that they have; they stay as they are.");
+}
+
+}  // namespace reprise::python

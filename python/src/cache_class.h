@@ -1,0 +1,85 @@
+// How a cache class of ours becomes a Python class: one type a class, found by the class' name.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "python/src/cache_object.h"
+#include "python/src/conversions.h"
+#include "reprise/cache/layer_cache.h"
+
+namespace reprise::python {
+
+// The items of the class' state, named as mlx-lm's attributes, for each class that is bound.
+template <typename Cache>
+const std::vector<const char*>& fields_of();
+
+template <typename Cache>
+class Bound : public CacheObject {
+ public:
+  explicit Bound(std::unique_ptr<LayerCache> cache) : CacheObject(std::move(cache), fields_of<Cache>()) {}
+};
+
+// Makes an instance of `type` (the class' own type or one derived from it) around a cache.
+using MakeInstance = nanobind::object (*)(nanobind::handle type, std::unique_ptr<LayerCache> cache);
+void register_class(const std::string& class_name, nanobind::handle type, MakeInstance make_instance);
+
+// A new Python object of the cache's class; a CacheList becomes reprise.cache.CacheList.
+nanobind::object wrap(std::unique_ptr<LayerCache> cache);
+// The same, of a type derived from it. Throws: TypeError when `type` is no class of that cache.
+nanobind::object wrap_as(nanobind::handle type, std::unique_ptr<LayerCache> cache);
+
+// A fork of what a Python object holds: of a native cache, or of a reprise.cache.CacheList of such.
+// Throws: TypeError for any other object.
+std::unique_ptr<LayerCache> fork_of(nanobind::handle object);
+// All of a list's caches are native, or CacheLists of such.
+bool is_native(nanobind::handle object);
+
+// The caches of a list, all native. Throws: TypeError.
+std::vector<const LayerCache*> native_layers(nanobind::handle caches);
+
+template <typename Cache>
+nanobind::class_<Bound<Cache>, CacheObject> cache_class(nanobind::module_& m, const char* doc) {
+  namespace nb = nanobind;
+  nb::class_<Bound<Cache>, CacheObject> type(m, Cache::kClassName, nb::dynamic_attr(), nb::is_weak_referenceable(),
+                                             doc);
+  register_class(Cache::kClassName, type, [](nb::handle of, std::unique_ptr<LayerCache> cache) {
+    nb::object object = nb::inst_alloc(of);
+    new (nb::inst_ptr<Bound<Cache>>(object)) Bound<Cache>(std::move(cache));
+    nb::inst_mark_ready(object);
+    return object;
+  });
+  type.attr("_class_name") = Cache::kClassName;
+  return type;
+}
+
+// A field that is an item of the state. `hint`: its type, for stubs.
+template <typename Class>
+void def_field(Class& type, const std::string& name, std::size_t item, const std::string& hint) {
+  namespace nb = nanobind;
+  const std::string getter = "def " + name + "(self) -> " + hint;
+  const std::string setter = "def " + name + "(self, value: " + hint + ", /) -> None";
+  type.def_prop_rw(
+      name.c_str(), [item](const CacheObject& self) { return to_python(self.field(item)); },
+      [item](CacheObject& self, nb::handle value) { self.set_field(item, to_state(value)); },
+      nb::for_getter(nb::sig(getter.c_str())), nb::for_setter(nb::sig(setter.c_str())),
+      nb::for_setter(nb::arg("value").none()));
+}
+
+// A method of the class: `function` takes the type first.
+template <typename Function, typename... Extra>
+void def_classmethod(nanobind::handle type, const char* name, Function&& function, const Extra&... extra) {
+  namespace nb = nanobind;
+  nb::object callable = nb::cpp_function(std::forward<Function>(function), nb::name(name), nb::scope(type), extra...);
+  nb::setattr(type, name, nb::module_::import_("builtins").attr("classmethod")(callable));
+}
+
+// merge, for the classes that have it in mlx-lm, which makes a `batch_class`.
+void def_merge(nanobind::handle type, const std::string& batch_class);
+
+}  // namespace reprise::python
