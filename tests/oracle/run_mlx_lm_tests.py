@@ -55,6 +55,7 @@ CACHE_TESTS = (
 )
 NAMES = {"mlx-lm": "on mlx-lm's caches", "reprise": "on Reprise's caches"}
 GOOD = ("pass", "skip")
+LOADING = ".(loading)"  # stands for the test of a file that could not be loaded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,9 +68,48 @@ class Expected:
     requirement: str
     reason: str
     corrections: tuple[tuple[str, str], ...] = ()  # text of the test file (there exactly once) → what it has to be
+    corrected_before: str = "pass"  # outcome of the corrected test on mlx-lm's caches; on ours it has to pass
 
 
-EXPECTED: tuple[Expected, ...] = ()
+EXPECTED = (
+    Expected(
+        "test_prompt_cache.TestPromptCache.test_batch_rotating_kv_cache", "pass", "fail", "M7",
+        "For a chunk after the ring has wrapped, mlx-lm's mask hides the oldest row that is there and in the window.",
+        (("""                [False, False, False, True, True, True, True, True, False],
+                [False, False, False, True, True, True, True, True, True],
+""", """                [False, False, True, True, True, True, True, True, False],
+                [False, False, True, True, True, True, True, True, True],
+"""),), "fail"),
+    Expected(
+        "test_prompt_cache.TestPromptCache.test_save_load", "pass", "fail", "P2",
+        "Files hold the valid rows, so a loaded buffer lacks the free columns of the saved one; the rows are the same.",
+        (("""            self.assertEqual(c.offset, lc.offset)
+            self.assertTrue(mx.array_equal(c.state[0], lc.state[0]))
+            self.assertTrue(mx.array_equal(c.state[1], lc.state[1]))
+""", """            self.assertEqual(c.offset, lc.offset)
+            self.assertTrue(mx.array_equal(c.keys_and_values()[0], lc.keys_and_values()[0]))
+            self.assertTrue(mx.array_equal(c.keys_and_values()[1], lc.keys_and_values()[1]))
+"""),)),
+    Expected(
+        "test_prompt_cache.TestPromptCache.test_save_load_quantized_cache", "pass", "fail", "P2",
+        "Files hold the valid rows, so a loaded buffer lacks the free columns of the saved one; the rows are the same.",
+        (("""                self.assertTrue(mx.array_equal(c.state[0][i], lc.state[0][i]))
+                self.assertTrue(mx.array_equal(c.state[1][i], lc.state[1][i]))
+""", """                self.assertTrue(mx.array_equal(c.keys_and_values()[0][i], lc.keys_and_values()[0][i]))
+                self.assertTrue(mx.array_equal(c.keys_and_values()[1][i], lc.keys_and_values()[1][i]))
+"""),)),
+    Expected(
+        "test_prompt_cache.TestPromptCache.test_save_load_batch_caches", "pass", "error", "Z5",
+        "The test puts four rows into batch caches that were made for two.",
+        (("ArraysCache(size=2, left_padding=[1, 2])", "ArraysCache(size=2, left_padding=[1, 2, 0, 3])"),
+         ("BatchKVCache(left_padding=[1, 2])", "BatchKVCache(left_padding=[1, 2, 0, 3])"),
+         ("BatchRotatingKVCache(max_size=10, left_padding=[1, 2])",
+          "BatchRotatingKVCache(max_size=10, left_padding=[1, 2, 0, 3])"),
+         ("left_padding = mx.array([1, 2])", "left_padding = mx.array([1, 2, 0, 3])"))),
+    Expected(
+        "test_generate.TestGenerate.test_batch_max_kv_size_creates_rotating_cache", "fail", "pass", "F1",
+        "mlx-lm ignores max_kv_size for models that make their own caches, Llama's among them."),
+)
 
 # Logits may differ by this part of the largest one: attention of ours adds up in another order.
 LOGITS_TOLERANCE = 1e-4
@@ -231,7 +271,8 @@ def test_environment(hub: pathlib.Path) -> dict[str, str]:
     """Offline, with a hub cache of its own, and with paths that hold wherever a test is run."""
     paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1",
-            "HF_HUB_CACHE": str(hub), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+            "HF_HUB_CACHE": str(hub), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false"}
 
 
 def make_hub_cache(folder: pathlib.Path, model: pathlib.Path) -> None:
@@ -333,7 +374,7 @@ class FileRun:
                      else Outcome("crash", describe(status), took))
         if plan is None:
             too_early.detail += f" while the file was loaded; its last words: {last_line(self._log)}"
-            self._set(f"{self._task.module}.(loading)", too_early)
+            self._set(self._task.module + LOADING, too_early)
             return True
         if current:
             self._set(current, too_early)
@@ -437,7 +478,10 @@ class Comparison:
         """Returns how many there are that should not be."""
         unexpected = 0
         table = {entry.test: entry for entry in EXPECTED}
+        unloaded = {test.split(".")[0] for test in [*self.ours, *(self.baseline or {})] if test.endswith(LOADING)}
         for test in sorted(set(self.ours) | set(self.baseline or {})):
+            if test.split(".")[0] in unloaded and not test.endswith(LOADING):
+                continue
             ours, entry = self.ours.get(test), table.get(test)
             before = self._before(test, entry)
             if entry is not None:
@@ -476,11 +520,13 @@ class Comparison:
                 if outcomes is None:
                     continue
                 outcome = outcomes.get(entry.test)
-                if outcome is None or outcome.outcome != "pass":
+                wanted = entry.corrected_before if way == "mlx-lm" else "pass"
+                print(f"             the corrected test {NAMES[way]}: {said(outcome)}"
+                      f"{'' if said(outcome) == wanted else f', but it should be: {wanted}'}")
+                if said(outcome) != wanted:
                     unexpected += 1
-                print(f"             the corrected test {NAMES[way]}: {said(outcome)}")
-                if outcome is not None and not outcome.good:
-                    print(indented(outcome.detail, self._lines))
+                    if outcome is not None and not outcome.good:
+                        print(indented(outcome.detail, self._lines))
         return unexpected
 
     def print_common_failures(self) -> None:
