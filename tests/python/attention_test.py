@@ -5,6 +5,9 @@ ours computes in float32 whatever the queries are, so that it differs by the ord
 result's dtype (TOLERANCE).
 """
 import itertools
+import json
+import os
+import pathlib
 import unittest
 
 try:
@@ -22,6 +25,12 @@ HEADS = ((4, 4), (8, 2))
 LENGTHS = (1, 3, 9)
 D, S = 64, 21
 SCALE = 0.17
+
+
+def conformance_folder():
+    source = pathlib.Path(os.environ.get("REPRISE_SOURCE_DIR", pathlib.Path(__file__).parents[2]))
+    full = pathlib.Path(os.environ.get("REPRISE_TEST_DATA", source / "../shared")) / "conformance"
+    return full if (full / "index.json").exists() else source / "tests/data/conformance"
 
 
 class Quantized:
@@ -168,6 +177,22 @@ class QuantizedTest(AttentionTestCase):
                     self.assert_near(got, reference(queries, keys, values, like, mask), TOLERANCE[dtype])
                     self.assert_same(_core.quantized_scaled_dot_product_attention(queries, list(keys), list(values),
                                                                                   SCALE, mask, group_size, bits), got)
+
+    def test_the_recorded_cases_of_the_conformance_data(self):
+        folder = conformance_folder()
+        arrays = mx.load(str(folder / "quantized_sdpa.safetensors"))
+        cases = [case for case in json.loads((folder / "quantized_sdpa.json").read_text())
+                 if case["fn"] == "quantized_sdpa"]
+        self.assertGreater(len(cases), 20)
+        for case in cases:
+            with self.subTest(case["name"]):
+                args, expect = case["args"], case["expect"]
+                queries = arrays[args["queries"]] + 0
+                got = _core.quantized_scaled_dot_product_attention(
+                    queries, *([arrays[name] for name in args[triple]] for triple in ("q_keys", "q_values")),
+                    args["scale"], arrays.get(args["mask"], args["mask"]), args["group_size"], args["bits"])
+                self.assert_near(got, arrays[expect["out"]], expect["tol"])
+                self.assert_same(queries, arrays[expect.get("queries_after", args["queries"])])
 
     def test_more_bits_and_group_sizes(self):
         for bits, group_size in itertools.product((2, 3, 5, 6), (32, 64)):
