@@ -12,7 +12,11 @@
 #include "python/src/bindings.h"
 #include "python/src/cache_class.h"
 #include "python/src/layers.h"
+#include "reprise/cache/cache_list.h"
+#include "reprise/cache/kv_cache.h"
+#include "reprise/cache/kv_columns.h"
 #include "reprise/cache/prompt_cache_file.h"
+#include "reprise/cache/quantized_kv_cache.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -48,8 +52,38 @@ std::string save(nb::handle file_name, nb::handle cache, std::optional<std::map<
                            metadata.value_or(std::map<std::string, std::string>{}), options);
 }
 
+std::optional<internal::KVColumns> with_slack(const std::optional<internal::KVColumns>& buffer) {
+  const int width = buffer->width();
+  const int capacity = (width + internal::kColumnStep - 1) / internal::kColumnStep * internal::kColumnStep;
+  if (capacity == width) return buffer;
+  internal::KVColumns columns = buffer->padded(0, capacity - width);
+  columns.eval();
+  return columns;
+}
+
+// A file holds rows and no slack. mlx-lm's users compare `state` before saving and after loading, so a growing cache
+// gets back the capacity that filling it would have given it; none for other caches.
+std::unique_ptr<LayerCache> with_capacity(LayerCache& cache) {
+  if (cache.empty()) return nullptr;
+  if (const auto* kv = dynamic_cast<const KVCache*>(&cache)) {
+    return KVCache::from_columns(with_slack(kv->buffer()), kv->length());
+  }
+  if (const auto* quantized = dynamic_cast<const QuantizedKVCache*>(&cache)) {
+    return QuantizedKVCache::from_columns(*with_slack(quantized->buffer()), quantized->length());
+  }
+  if (auto* list = dynamic_cast<CacheList*>(&cache)) {
+    for (std::size_t i = 0; i < list->num_children(); ++i) {
+      if (auto child = with_capacity(list->child(i))) list->replace(i, std::move(child));
+    }
+  }
+  return nullptr;
+}
+
 nb::dict load(nb::handle file_name) {
   LoadedPromptCache loaded = load_prompt_cache_file(path_of(file_name));
+  for (std::size_t i = 0; i < loaded.cache.size(); ++i) {
+    if (auto layer = with_capacity(loaded.cache[i])) loaded.cache.replace(i, std::move(layer));
+  }
   nb::dict result;
   result["cache"] = wrap_layers(std::move(loaded.cache));
   result["metadata"] = nb::cast(loaded.metadata);
