@@ -6,6 +6,10 @@
 //   write-state NAME FILE OUT [layout=legacy]   that state as a (portable) file; to OUT what it is given and then shows
 //   continue-state FILE OUT SHOWN COPY          loads FILE, is given what OUT says, writes what it shows; FILE again as
 //                                               COPY
+// and of tests/python/files_test.py:
+//   write-samples FOLDER [layout=legacy]   every state of cache_samples that the layout holds, as FOLDER/<number>
+//   rewrite FOLDER COPIES                  loads each file of FOLDER and saves it again, as it was, under the same name
+#include <filesystem>
 #include <iostream>
 #include <map>
 #include <string>
@@ -179,6 +183,41 @@ int continue_state(const std::vector<std::string>& words) {
   return 0;
 }
 
+int write_samples(const std::vector<std::string>& words) {
+  SaveOptions options;
+  if (words.size() > 1) options.layout = PromptCacheLayout::legacy;
+  int number = 0;
+  for (const CacheSample& sample : cache_samples()) {
+    PromptCache cache;
+    cache.push_back(sample.make());
+    SaveOptions each = options;
+    if (const auto position = cache[0].position(); position && words.size() == 1) {
+      each.extension = {.tokens = Tokens(static_cast<std::size_t>(*position), 7),
+                        .model_fingerprint = "model",
+                        .app_json = R"({"note":1})"};
+    }
+    const auto file = std::filesystem::path(words[0]) / std::to_string(number++);
+    try {
+      save_prompt_cache(file.string(), cache, {{"sample", sample.name}}, each);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::unsupported) throw;
+    }
+  }
+  return 0;
+}
+
+int rewrite(const std::vector<std::string>& words) {
+  for (const auto& entry : std::filesystem::directory_iterator(words[0])) {
+    const LoadedPromptCache loaded = load_prompt_cache_file(entry.path().string());
+    SaveOptions options;
+    options.layout = loaded.layout;
+    options.extension = loaded.extension;
+    const auto copy = std::filesystem::path(words[1]) / entry.path().filename();
+    save_prompt_cache(copy.string(), loaded.cache, loaded.metadata, options);
+  }
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -191,7 +230,10 @@ int main(int argc, char** argv) {
     if (rest.size() == 1 && words[0] == "samples") return list_samples(rest);
     if (rest.size() >= 3 && words[0] == "write-state") return write_state(rest);
     if (rest.size() == 4 && words[0] == "continue-state") return continue_state(rest);
-    std::cerr << "usage: prompt_cache_tool write-sample|continue|describe|samples|write-state|continue-state …"
+    if (!rest.empty() && words[0] == "write-samples") return write_samples(rest);
+    if (rest.size() == 2 && words[0] == "rewrite") return rewrite(rest);
+    std::cerr << "usage: prompt_cache_tool write-sample|continue|describe|samples|write-state|continue-state|"
+                 "write-samples|rewrite …"
               << std::endl;
     return 2;
   } catch (const std::exception& error) {
