@@ -180,12 +180,13 @@ class LRUPromptCache:
             raise InvalidArgumentError(
                 f"[LRUPromptCache.insert_cache] cache_type must be one of {list(self._orders)}, but got {cache_type!r}"
             )
-        prompt_cache, length = _fitted(prompt_cache, len(tokens))
-        if prompt_cache is None:
-            return False
-        tokens = tokens[:length]
-        mx.eval([c.state for c in prompt_cache if hasattr(c, "state")])
+        # The lock from here: who asks right after an answer waits for its cache instead of missing it.
         with self._lock:
+            prompt_cache, length = _fitted(prompt_cache, len(tokens))
+            if prompt_cache is None:
+                return False
+            tokens = tokens[:length]
+            mx.eval([c.state for c in prompt_cache if hasattr(c, "state")])
             entry = LRUPromptCache.CacheEntry(prompt_cache, prompt_cache_nbytes(prompt_cache), cache_type)
             if entry.nbytes > self.max_bytes or self.max_size < 1:
                 return False
