@@ -26,3 +26,11 @@ reprise_ask_python(REPRISE_PYTHON_MLX "mlx" -m mlx --cmake-dir)
 if(NOT MLX_DIR)
   set(MLX_DIR "${REPRISE_PYTHON_MLX}/share/cmake/MLX" CACHE PATH "The CMake package of MLX" FORCE)
 endif()
+
+# pip builds in a folder of its own, every time from nothing.
+if(SKBUILD AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  find_program(REPRISE_CCACHE ccache)
+  if(REPRISE_CCACHE)
+    set(CMAKE_CXX_COMPILER_LAUNCHER "${REPRISE_CCACHE}")
+  endif()
+endif()
