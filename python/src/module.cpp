@@ -7,6 +7,7 @@ namespace nb = nanobind;
 
 NB_MODULE(_core, m) {
   m.doc() = "Reprise's caches. Use reprise.cache, which has these and the rest.";
+  m.attr("__version__") = REPRISE_VERSION;
   // MLX's own module brings the type of arrays (they share the domain "mlx") and loads libmlx.
   nb::module_::import_("mlx.core");
 
