@@ -173,6 +173,29 @@ class LRUPromptCacheTest(unittest.TestCase):
         second, rest = store.fetch_nearest_cache(MODEL, [1, 2, 6])
         self.assertEqual((rows(second), rest), ([1, 2], [6]))
 
+    def test_a_hit_costs_no_copy_of_the_rows(self):
+        cache = KVCache()
+        rows_of_4_mib = mx.zeros((1, 1, 1 << 14, 32))
+        cache.update_and_fetch(rows_of_4_mib, rows_of_4_mib)
+        del rows_of_4_mib
+        store = LRUPromptCache()
+        tokens = [1] * (1 << 14)
+        store.insert_cache(MODEL, tokens, [cache])
+        before = mx.get_active_memory()
+        hits = [store.fetch_nearest_cache(MODEL, tokens + [2])[0] for _ in range(5)]
+        mx.eval([c.state for hit in hits for c in hit])
+        self.assertLess(mx.get_active_memory() - before, 1 << 16)
+
+    def test_what_is_stored_has_been_evaluated(self):
+        # Another thread could not evaluate it, and its graph would hold what it was made from.
+        store = LRUPromptCache()
+        store.insert_cache(MODEL, [1, 2], numbered([1, 2]))
+        found = []
+        thread = threading.Thread(target=lambda: found.append(rows(store.fetch_nearest_cache(MODEL, [1, 2, 3])[0])))
+        thread.start()
+        thread.join()
+        self.assertEqual(found, [[1, 2]])
+
     def test_a_whole_hit_that_cannot_give_one_token_back_falls_back(self):
         store = LRUPromptCache()
         wrapped = dict(cls=RotatingKVCache, max_size=2)
