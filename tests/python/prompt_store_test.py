@@ -6,7 +6,15 @@ import unittest
 
 import mlx.core as mx
 
-from reprise.cache import ArraysCache, KVCache, LRUPromptCache, PromptTrie, PromptTrieResult, RotatingKVCache
+from reprise.cache import (
+    ArraysCache,
+    ChunkedKVCache,
+    KVCache,
+    LRUPromptCache,
+    PromptTrie,
+    PromptTrieResult,
+    RotatingKVCache,
+)
 
 MODEL = ("model", None, 1)
 
@@ -225,6 +233,19 @@ class LRUPromptCacheTest(unittest.TestCase):
         store.insert_cache("recurrent", [1], [state])
         store.insert_cache("recurrent", [1, 2], [state])
         self.assertEqual(len(store), 3)
+
+    def test_prefixes_stay_when_trimming_does_not_give_them(self):
+        # Two chunks have slid away: only one token can be given back with all that the shorter history needs.
+        slid = numbered([1, 2, 3, 4, 5], cls=ChunkedKVCache, chunk_size=2)
+        slid[0].maybe_trim_front()
+        self.assertEqual((slid[0].is_trimmable(), slid[0].max_trim()), (True, 1))
+        store = LRUPromptCache()
+        for n in (3, 4):
+            store.insert_cache(MODEL, [1, 2, 3, 4, 5][:n], [Foreign("x" * n, trimmable=False)])
+        store.insert_cache(MODEL, [1, 2, 3, 4, 5], slid)
+        self.assertEqual((len(store), store.nbytes), (2, 3 + slid[0].nbytes))
+        self.assertEqual(store.fetch_nearest_cache(MODEL, [1, 2, 3, 9])[0][0].value, "xxx")
+        self.assertEqual(store.fetch_nearest_cache(MODEL, [1, 2, 9])[0], None)
 
     def test_limits_hold_after_every_call_and_bytes_are_counted(self):
         rng = random.Random(3)
