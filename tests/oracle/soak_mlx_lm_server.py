@@ -38,8 +38,8 @@ KV8 = ["--kv-bits", "8", "--kv-group-size", "32", "--quantized-kv-start", "16"]
 VARIANTS = {  # name: (tiny model or None for --model, draft model or None, flags of mlx-lm's server)
     "llama": ("llama", None, []),
     "llama-bytes": ("llama", None, ["--prompt-cache-size", "6", "--prompt-cache-bytes", "1MB"]),
-    "llama-kv8": ("llama", None, KV8),
-    "llama-draft": ("llama", "llama_draft", []),
+    "llama-kv8": ("llama", None, KV8 + ["--prompt-cache-size", "40"]),
+    "llama-draft": ("llama", "llama_draft", ["--prompt-cache-size", "40"]),
     "sliding": ("sliding", None, ["--prompt-cache-size", "20"]),
     "sliding-kv8": ("sliding", None, KV8),
     "gemma": ("gemma", None, []),
@@ -115,20 +115,24 @@ def watch(path, leak_bytes):
 
     import mlx.core as mx
 
-    found, kept = None, []  # a weak reference: the server destroys its caches in the thread that made them
+    # Looked for before the first request, and held weakly: the server destroys its objects in the thread that made them.
+    found, kept = None, []
+    while found is None:
+        time.sleep(0.1)
+        if "mlx_lm.server" in sys.modules:
+            found = next((weakref.ref(o) for o in gc.get_objects() if type(o).__name__ == "LRUPromptCache"), None)
     with open(path, "a", buffering=1) as out:
         while True:
-            time.sleep(1)
             kept.append(bytearray(os.urandom(leak_bytes)) if leak_bytes else None)
-            if found is None:
-                found = next((weakref.ref(o) for o in gc.get_objects() if type(o).__name__ == "LRUPromptCache"), None)
-            store = found and found()
+            store = found()
             line = {"t": time.time(), "active": mx.get_active_memory(), "cache": mx.get_cache_memory(),
                     "peak": mx.get_peak_memory(), "threads": threading.active_count()}
             if store is not None:
-                line |= {"entries": len(store), "store": store.nbytes}
+                line |= {"entries": len(store), "store": store.nbytes,
+                         "classes": [type(store).__module__, sys.modules["mlx_lm.models.cache"].KVCache.__module__]}
             del store
             out.write(json.dumps(line) + "\n")
+            time.sleep(1)
 
 
 def serve(argv):
@@ -185,7 +189,7 @@ class Server:
         end = time.time() + 180
         while True:
             try:
-                if self.request("GET", "/health")[0] == 200:
+                if self.stats.exists() and self.request("GET", "/health")[0] == 200:
                     break
             except OSError:
                 pass
@@ -602,6 +606,9 @@ def main():
     log_faults(text, tally)
 
     stats = read_stats(server.stats, history)
+    package = "mlx_lm" if args.baseline else "reprise"
+    if not stats or not all(name.split(".")[0] == package for name in stats[-1][1].get("classes", [""])):
+        tally.fault(f"the server's caches should be {package}'s, but its last sample is {stats[-1:]}")
     lines = []
     growing = judge("RSS", resident, 8e6, 0.05, lines)
     growing |= judge("MLX active beside the prompt cache",
