@@ -31,22 +31,31 @@ constexpr std::size_t kSlots = 0;
 
 ArraysCache& arrays(CacheObject& self) { return self.as<ArraysCache>(); }
 
+// What Python takes for an index. It may run code of the caller's, hence before any reference into the cache is taken.
+// Throws: TypeError, IndexError.
+Py_ssize_t index_of(nb::handle idx) {
+  const Py_ssize_t index = PyNumber_AsSsize_t(idx.ptr(), PyExc_IndexError);
+  if (index == -1 && PyErr_Occurred()) nb::raise_python_error();
+  return index;
+}
+
 // As Python's lists count, so that iterating and unpacking end. Throws: IndexError.
-int slot_of(const ArraysCache& cache, int idx) {
-  const int slot = idx < 0 ? idx + cache.num_slots() : idx;
+int slot_of(const ArraysCache& cache, Py_ssize_t index) {
+  const Py_ssize_t slot = index < 0 ? index + cache.num_slots() : index;
   if (slot < 0 || slot >= cache.num_slots()) {
     throw nb::index_error(
-        ("a slot must be one of " + std::to_string(cache.num_slots()) + ", but got " + std::to_string(idx)).c_str());
+        ("a slot must be one of " + std::to_string(cache.num_slots()) + ", but got " + std::to_string(index)).c_str());
   }
-  return slot;
+  return static_cast<int>(slot);
 }
 
 nb::list slots(const CacheObject& self) { return nb::list(to_python(self.field(kSlots))); }
 
 nb::object get(CacheObject& self, nb::handle idx) {
   if (PySlice_Check(idx.ptr())) return nb::object(slots(self))[idx];
+  const Py_ssize_t index = index_of(idx);
   const ArraysCache& cache = arrays(self);
-  const auto value = cache.get(slot_of(cache, nb::cast<int>(idx)));
+  const auto value = cache.get(slot_of(cache, index));
   return value ? nb::cast(*value) : nb::none();
 }
 
@@ -57,9 +66,12 @@ void set(CacheObject& self, nb::handle idx, nb::handle value) {
     self.set_field(kSlots, to_state(all));
     return;
   }
+  const Py_ssize_t index = index_of(idx);
+  if (!value.is_none() && !nb::isinstance<mx::array>(value)) {
+    throw nb::type_error("a slot must hold an mlx.core.array or None");
+  }
   ArraysCache& cache = arrays(self);
-  const int slot = slot_of(cache, nb::cast<int>(idx));
-  cache.set(slot, value.is_none() ? std::nullopt : std::optional(nb::cast<mx::array>(value)));
+  cache.set(slot_of(cache, index), value.is_none() ? std::nullopt : std::optional(nb::cast<mx::array>(value)));
 }
 
 }  // namespace
@@ -98,8 +110,8 @@ void bind_arrays_cache(nb::module_& m) {
         return nb::make_tuple(nb::list(to_python(items[0])), to_python(items[1]), to_python(items[2]));
       },
       [](CacheObject& self, nb::handle value) { self.assign(ArraysCache::from_state(to_state(value))); });
-  def_field(type, "left_padding", 1, "mlx.core.array | None");
-  def_field(type, "lengths", 2, "mlx.core.array | None");
+  def_counts(type, "left_padding", 1, "mlx.core.array | None");
+  def_counts(type, "lengths", 2, "mlx.core.array | None");
   type.def_prop_ro("batch_size", [](CacheObject& self) { return arrays(self).batch_size(); });
   type.def(
       "make_mask", [](CacheObject& self, int N) { return to_python(arrays(self).make_mask(N)); }, "N"_a,
