@@ -25,14 +25,18 @@ namespace reprise::python {
 
 namespace {
 
-// Text, or whatever names a path. Throws: TypeError.
+// Text, or whatever names a path. Throws: TypeError; ValueError for what names no file.
 std::string path_of(nb::handle file_name) {
   const nb::object path = nb::steal(PyOS_FSPath(file_name.ptr()));
   if (!path.is_valid()) nb::raise_python_error();
   const nb::object bytes =
       nb::steal(PyUnicode_Check(path.ptr()) ? PyUnicode_EncodeFSDefault(path.ptr()) : path.inc_ref().ptr());
   if (!bytes.is_valid()) nb::raise_python_error();
-  return {PyBytes_AsString(bytes.ptr()), static_cast<std::size_t>(PyBytes_Size(bytes.ptr()))};
+  std::string name(PyBytes_AsString(bytes.ptr()), static_cast<std::size_t>(PyBytes_Size(bytes.ptr())));
+  if (name.empty() || name.find('\0') != std::string::npos) {
+    throw nb::value_error("a file name must have at least one character and no null character");
+  }
+  return name;
 }
 
 PromptCacheLayout layout_of(const std::string& name) {
