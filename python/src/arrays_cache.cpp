@@ -120,7 +120,8 @@ void bind_arrays_cache(nb::module_& m) {
   type.def(
       "prepare",
       [](CacheObject& self, nb::handle lengths, const nb::kwargs&) {
-        self.batch().prepare({.lengths = to_ints_or_none(lengths, "lengths")});
+        BatchPrompt prompt{.lengths = to_ints_or_none(lengths, "lengths")};  // may run code that changes the cache
+        self.batch().prepare(prompt);
       },
       "lengths"_a.none() = nb::none(), "kwargs"_a,
       nb::sig(

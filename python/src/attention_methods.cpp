@@ -22,6 +22,11 @@ Dtypes stored_dtypes(const AttentionCache& cache) {
   return {quantized.keys.scales.dtype(), quantized.values.scales.dtype()};
 }
 
+// Rows are numbers with a point here, and integers in tests of mlx-lm's users.
+mx::array floating(const mx::array& rows) {
+  return mx::issubdtype(rows.dtype(), mx::integer) ? mx::astype(rows, mx::float32) : rows;
+}
+
 }  // namespace
 
 nb::tuple update_and_fetch(CacheObject& self, const mx::array& keys, const mx::array& values) {
@@ -29,8 +34,9 @@ nb::tuple update_and_fetch(CacheObject& self, const mx::array& keys, const mx::a
   try {
     return to_python(cache.update_and_fetch(keys, values));
   } catch (const Error& error) {
-    // Nothing was stored. Only now, so that the usual update does not pay for the question.
-    if (error.code() != ErrorCode::invalid_argument || cache.empty()) throw;
+    // Nothing was stored. Only now, so that the usual update does not pay for the questions.
+    if (error.code() != ErrorCode::invalid_argument) throw;
+    if (cache.empty()) return to_python(cache.update_and_fetch(floating(keys), floating(values)));
     const Dtypes stored = stored_dtypes(cache);
     if (stored.keys == keys.dtype() && stored.values == values.dtype()) throw;
     return to_python(cache.update_and_fetch(mx::astype(keys, stored.keys), mx::astype(values, stored.values)));

@@ -2,16 +2,19 @@
 #include <nanobind/nanobind.h>
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "python/src/attention_methods.h"
 #include "python/src/batch_methods.h"
 #include "python/src/bindings.h"
 #include "python/src/cache_class.h"
+#include "reprise/base/error.h"
 #include "reprise/cache/batch_kv_cache.h"
 #include "reprise/cache/batch_quantized_kv_cache.h"
 #include "reprise/cache/batch_quantized_rotating_kv_cache.h"
 #include "reprise/cache/batch_rotating_kv_cache.h"
+#include "reprise/cache/registry.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -44,34 +47,61 @@ const std::vector<const char*>& fields_of<BatchQuantizedRotatingKVCache>() {
 
 namespace {
 
+// Writes what tells of a pending prompt, the member `name` of the extra state; None ends it. To write None while
+// nothing is pending is no use of the cache: mlx-lm's objects are mended so when they were made from a state.
+void set_pending(CacheObject& self, const char* name, nb::handle value) {
+  if (value.is_none() && !batched(self.stored())->is_in_padded_prompt()) return;
+  const std::vector<int> numbers = to_ints_or_none(value, name);
+  const LayerCache& cache = self.cache();
+  ExtraState extra = cache.extra_state();
+  if (value.is_none()) {
+    extra.erase(name);
+  } else {
+    extra[name] = numbers;
+  }
+  auto next = cache_from_state(cache.class_name(), cache.state());
+  try {
+    next->set_extra_state(extra);
+  } catch (const Error& error) {
+    throw Error(ErrorCode::invalid_argument, error.what());
+  }
+  self.assign(std::move(next));
+}
+
 // Of a right-padded prompt that is not over; None otherwise.
 template <typename Class>
 void def_pending_padding(Class& type) {
-  type.def_prop_ro(
+  type.def_prop_rw(
       "_right_padding",
-      [](CacheObject& self) -> nb::object {
-        const std::vector<int>& columns = self.as<internal::BatchGrowingCache>().right_padding();
+      [](const CacheObject& self) -> nb::object {
+        const auto& columns = dynamic_cast<const internal::BatchGrowingCache&>(self.stored()).right_padding();
         return columns.empty() ? nb::object(nb::none()) : nb::cast(int_array(columns));
       },
-      nb::sig("def _right_padding(self) -> mlx.core.array | None"));
+      [](CacheObject& self, nb::handle value) { set_pending(self, "right_padding", value); },
+      nb::for_getter(nb::sig("def _right_padding(self) -> mlx.core.array | None")),
+      nb::for_setter(nb::sig("def _right_padding(self, value: mlx.core.array | None, /) -> None")),
+      nb::for_setter(nb::arg("value").none()));
 }
 template <typename Class>
 void def_pending_lengths(Class& type) {
-  type.def_prop_ro(
+  type.def_prop_rw(
       "_lengths",
-      [](CacheObject& self) -> nb::object {
-        const LayerCache& cache = self.cache();
+      [](const CacheObject& self) -> nb::object {
+        const LayerCache& cache = self.stored();
         if (!batched(cache)->is_in_padded_prompt()) return nb::none();
         return nb::cast(int_array(std::get<std::vector<int>>(cache.extra_state().at("lengths"))));
       },
-      nb::sig("def _lengths(self) -> mlx.core.array | None"));
+      [](CacheObject& self, nb::handle value) { set_pending(self, "lengths", value); },
+      nb::for_getter(nb::sig("def _lengths(self) -> mlx.core.array | None")),
+      nb::for_setter(nb::sig("def _lengths(self, value: mlx.core.array | None, /) -> None")),
+      nb::for_setter(nb::arg("value").none()));
 }
 
 // Items 2 and 3 of every batch's state.
 template <typename Class>
 void def_row_numbers(Class& type) {
-  def_field(type, "offset", 2, "mlx.core.array");
-  def_field(type, "left_padding", 3, "mlx.core.array");
+  def_counts(type, "offset", 2, "mlx.core.array");
+  def_counts(type, "left_padding", 3, "mlx.core.array");
 }
 
 }  // namespace

@@ -25,6 +25,17 @@ std::map<std::string, PythonClass>& classes() {
 
 const PythonClass& class_of(const LayerCache& cache) { return classes().at(cache.class_name()); }
 
+// Lists of caches that hold themselves, or too many of each other, end in RecursionError.
+class Descent {
+ public:
+  Descent() {
+    if (Py_EnterRecursiveCall(" in a list of caches") != 0) nb::raise_python_error();
+  }
+  ~Descent() { Py_LeaveRecursiveCall(); }
+  Descent(const Descent&) = delete;
+  Descent& operator=(const Descent&) = delete;
+};
+
 nb::object cache_list_type() { return nb::module_::import_("reprise._cache_list").attr("CacheList"); }
 
 }  // namespace
@@ -54,6 +65,7 @@ nb::object wrap_as(nb::handle type, std::unique_ptr<LayerCache> cache) {
 std::unique_ptr<LayerCache> fork_of(nb::handle object) {
   if (nb::isinstance<CacheObject>(object)) return nb::cast<CacheObject&>(object).cache().fork();
   if (nb::isinstance(object, cache_list_type())) {
+    const Descent descent;
     CacheList::Children children;
     for (nb::handle child : nb::iter(object.attr("caches"))) children.push_back(fork_of(child));
     return std::make_unique<CacheList>(std::move(children));
@@ -65,6 +77,7 @@ std::unique_ptr<LayerCache> fork_of(nb::handle object) {
 bool is_native(nb::handle object) {
   if (nb::isinstance<CacheObject>(object)) return true;
   if (!nb::isinstance(object, cache_list_type())) return false;
+  const Descent descent;
   for (nb::handle child : nb::iter(object.attr("caches"))) {
     if (!is_native(child)) return false;
   }
@@ -86,7 +99,11 @@ std::vector<const LayerCache*> native_layers(nb::handle caches) {
 void def_merge(nb::handle type, const std::string& batch_class) {
   const std::string signature = "def merge(cls, caches: collections.abc.Iterable[LayerCache]) -> " + batch_class;
   def_classmethod(
-      type, "merge", [](nb::handle, nb::handle caches) { return wrap(merge_caches(native_layers(caches))); },
+      type, "merge",
+      [](nb::handle, nb::handle caches) {
+        const nb::tuple held = nb::tuple(caches);  // an iterator's caches live no longer than its step
+        return wrap(merge_caches(native_layers(held)));
+      },
       nb::arg("cls"), nb::arg("caches"), nb::sig(signature.c_str()),
       "A batch of these caches, one row each, of the batch class that they have; they stay as they are.");
 }

@@ -71,6 +71,20 @@ void def_field(Class& type, const std::string& name, std::size_t item, const std
       nb::for_setter(nb::arg("value").none()));
 }
 
+// The same for an item that is a number for each row.
+template <typename Class>
+void def_counts(Class& type, const char* name, std::size_t item, const std::string& hint) {
+  namespace nb = nanobind;
+  const std::string getter = "def " + std::string(name) + "(self) -> " + hint;
+  const std::string setter =
+      "def " + std::string(name) + "(self, value: collections.abc.Sequence[int] | " + hint + ", /) -> None";
+  type.def_prop_rw(
+      name, [item](const CacheObject& self) { return to_python(self.field(item)); },
+      [item, name](CacheObject& self, nb::handle value) { self.set_field(item, to_counts(value, name)); },
+      nb::for_getter(nb::sig(getter.c_str())), nb::for_setter(nb::sig(setter.c_str())),
+      nb::for_setter(nb::arg("value").none()));
+}
+
 // A method of the class: `function` takes the type first.
 template <typename Function, typename... Extra>
 void def_classmethod(nanobind::handle type, const char* name, Function&& function, const Extra&... extra) {

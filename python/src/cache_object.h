@@ -21,7 +21,8 @@ namespace reprise::python {
 
 class CacheObject {
  public:
-  // `fields`: names of the items of the class' state, in order; static.
+  // `fields`: names of the items of the class' state, in order, and one more, the position, where the state leaves that
+  // to be counted from the buffers; static.
   CacheObject(std::unique_ptr<LayerCache> cache, const std::vector<const char*>& fields)
       : cache_(std::move(cache)), fields_(&fields) {}
 
@@ -44,11 +45,14 @@ class CacheObject {
 
   // Other contents, what was written forgotten. Requires: the same class.
   void assign(std::unique_ptr<LayerCache> cache);
-  // Takes the contents, which the caller replaces by assign.
-  std::unique_ptr<LayerCache> release();
 
  private:
+  // The state and, where it has no item for it, the position.
+  State::List current_fields() const;
+  bool is_written(std::size_t item) const;
   void commit();
+  // Throws: corrupt_data or invalid_argument for what does not fit.
+  std::unique_ptr<LayerCache> rebuilt(State::List fields, const std::vector<std::size_t>& written) const;
 
   std::unique_ptr<LayerCache> cache_;
   const std::vector<const char*>* fields_;

@@ -28,7 +28,7 @@ const std::vector<const char*>& fields_of<KVCache>() {
 }
 template <>
 const std::vector<const char*>& fields_of<ConcatenateKVCache>() {
-  static const std::vector<const char*> fields = {"keys", "values"};
+  static const std::vector<const char*> fields = {"keys", "values", "offset"};
   return fields;
 }
 template <>
@@ -68,19 +68,7 @@ void bind_caches(nb::module_& m) {
     new (self) Bound<ConcatenateKVCache>(std::make_unique<ConcatenateKVCache>());
   });
   def_buffers(concatenate, true);
-  // The columns are all that the state says: another offset is a trim.
-  concatenate.def_prop_rw(
-      "offset", [](CacheObject& self) { return self.cache().position().value_or(0); },
-      [](CacheObject& self, int offset) {
-        LayerCache& cache = self.cache();
-        const int rows = cache.length();
-        if (offset < 0 || offset > rows) {
-          throw nb::value_error(
-              ("offset must be between 0 and the " + std::to_string(rows) + " rows, but got " + std::to_string(offset))
-                  .c_str());
-        }
-        cache.trim(rows - offset);
-      });
+  def_offset(concatenate, 2);
   def_updates(concatenate, true);
   def_mask(concatenate);
 

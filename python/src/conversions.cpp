@@ -96,6 +96,13 @@ State to_state(nb::handle value, int depth) {
 
 State to_state(nb::handle value) { return to_state(value, 0); }
 
+State to_counts(nb::handle value, const char* name) {
+  if (value.is_none()) return {};
+  if (!nb::isinstance<mx::array>(value)) return int_array(to_ints(value, name));
+  const auto counts = nb::cast<mx::array>(value);
+  return mx::issubdtype(counts.dtype(), mx::integer) ? mx::astype(counts, mx::int32) : counts;
+}
+
 nb::tuple to_python(const KeysValues& keys_values) {
   if (const auto* dense = std::get_if<DenseKV>(&keys_values)) return nb::make_tuple(dense->keys, dense->values);
   const auto& quantized = std::get<QuantizedKV>(keys_values);

@@ -18,6 +18,8 @@ nanobind::object to_python(const State& state);
 // None, mx.array, bool, whatever is an integer, float, str, and lists or tuples of such.
 // Throws: TypeError for anything else, naming it; ValueError for an integer of more than 64 bits.
 State to_state(nanobind::handle value);
+// Numbers of rows for a state: None, or integers in an array or a list, as int32. Throws: TypeError, ValueError.
+State to_counts(nanobind::handle value, const char* name);
 
 // (keys, values): arrays, or triples of such.
 nanobind::tuple to_python(const KeysValues& keys_values);

@@ -49,7 +49,7 @@ nb::object from_state(nb::handle type, nb::handle state) {
 nb::tuple reduced(nb::handle self) {
   const LayerCache& cache = nb::cast<CacheObject&>(self).cache();
   return nb::make_tuple(nb::module_::import_("reprise._pickle").attr("restored"),
-                        nb::make_tuple(type_of(self), to_python(cache.saved_state()), nb::cast(cache.extra_state()),
+                        nb::make_tuple(type_of(self), to_python(cache.state()), nb::cast(cache.extra_state()),
                                        self.attr("__dict__")));
 }
 

@@ -78,8 +78,12 @@ void bind_prompt_cache(nb::module_& m) {
       [](nb::handle cache, std::optional<int> expected) { check_prompt_cache(fork_layers(cache), expected); },
       "cache"_a, "expected"_a = nb::none());
   m.def(
-      "merge_caches", [](nb::handle caches) { return wrap(merge_caches(native_layers(caches))); }, "caches"_a,
-      "A batch of these caches, one row each, of the batch class that they have; they stay as they are.");
+      "merge_caches",
+      [](nb::handle caches) {
+        const nb::tuple held = nb::tuple(caches);  // an iterator's caches live no longer than its step
+        return wrap(merge_caches(native_layers(held)));
+      },
+      "caches"_a, "A batch of these caches, one row each, of the batch class that they have; they stay as they are.");
   m.def(
       "to_quantized",
       [](nb::handle cache, int group_size, int bits) { return wrap(fork_of(cache)->to_quantized(group_size, bits)); },
