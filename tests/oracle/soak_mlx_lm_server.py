@@ -138,6 +138,7 @@ def watch(path, leak_bytes):
 def serve(argv):
     """Child: `--serve MODULE STATS LEAK server …` runs MODULE as `python -m` does, watched."""
     module, stats, leak, *arguments = argv
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with Ctrl-C ignored
     threading.Thread(target=watch, args=(stats, int(leak)), daemon=True).start()
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -212,12 +213,15 @@ class Server:
         return int(re.search(r"VmRSS:\s+(\d+)", text)[1]) * 1024
 
     def stop(self):
-        """Ctrl-C, as a user would; returns the exit status, None if it had to be killed."""
+        """Ctrl-C, as a user would; returns the exit status, None if that did not end it (the log has its stacks then)."""
         self.process.send_signal(signal.SIGINT)
         try:
             return self.process.wait(60)
         except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGABRT)
+            time.sleep(2)
             self.process.kill()
+            self.process.wait()
             return None
 
 
