@@ -48,6 +48,7 @@ void check_divides(const std::string& function, const char* name, const mx::arra
        describe(x));
 }
 
+// Dv may be 0: what only selects keys (an index of blocks) stores no values.
 void check_rows(const std::string& function, const mx::array& keys, const mx::array& values, bool may_lack_rows) {
   if (keys.ndim() != 4) fail(function, "keys must be [B, Hkv, L, D]", describe(keys));
   if (values.ndim() != 4) fail(function, "values must be [B, Hkv, L, Dv]", describe(values));
@@ -57,7 +58,7 @@ void check_rows(const std::string& function, const mx::array& keys, const mx::ar
   }
   for (int axis : {0, 1, 3}) {
     if (axis == 0 && may_lack_rows) continue;
-    if (keys.shape(axis) < 1 || values.shape(axis) < 1) fail(function, "B, Hkv, D and Dv must be at least 1", both);
+    if (keys.shape(axis) < 1) fail(function, "B, Hkv and D must be at least 1", both);
   }
   if (!mx::issubdtype(keys.dtype(), mx::floating) || !mx::issubdtype(values.dtype(), mx::floating)) {
     fail(function, "keys and values must be of a floating dtype", both);

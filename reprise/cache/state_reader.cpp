@@ -95,6 +95,7 @@ std::optional<KVColumns> StateReader::columns(std::size_t keys_item, std::size_t
                                               bool may_lack_rows) const {
   if (is_null(keys_item) && is_null(values_item)) return std::nullopt;
   std::vector<mx::array> all = tensors(keys_item, quantization, may_lack_rows);
+  if (all.front().shape(3) < 1) fail(item_name(keys_item) + " must have a head size of at least 1", "0");
   for (mx::array& tensor : tensors(values_item, quantization, may_lack_rows)) all.push_back(std::move(tensor));
   for (const mx::array& tensor : all) {
     for (int axis = 0; axis < 3; ++axis) {
@@ -115,8 +116,7 @@ std::vector<mx::array> StateReader::tensors(std::size_t item, const std::optiona
                                             bool may_lack_rows) const {
   const State& state = (*items_)[item];
   const auto is_buffer = [&](const mx::array* array) {
-    return array && array->ndim() == 4 && (array->shape(0) > 0 || may_lack_rows) && array->shape(1) > 0 &&
-           array->shape(3) > 0;
+    return array && array->ndim() == 4 && (array->shape(0) > 0 || may_lack_rows) && array->shape(1) > 0;
   };
   if (!quantization) {
     const auto* array = state.as_array();

@@ -29,7 +29,7 @@ class StateReader {
   std::vector<int> integers(std::size_t item, std::optional<int> count = {}) const;
 
   // Keys [B, Hkv, W, D] and values [B, Hkv, W, Dv] of floating dtypes, or the triples that `quantization` makes of
-  // such; B, Hkv, D and Dv at least 1 (B at least 0 if `may_lack_rows`); none when both items are null. Throws:
+  // such; B, Hkv and D at least 1 (B at least 0 if `may_lack_rows`); none when both items are null. Throws:
   // corrupt_data.
   std::optional<KVColumns> columns(std::size_t keys_item, std::size_t values_item,
                                    const std::optional<KVQuantization>& quantization = {},

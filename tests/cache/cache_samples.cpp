@@ -92,6 +92,12 @@ RowShape with_rows(int batch) {
   return shape;
 }
 
+RowShape keys_only(int batch) {
+  RowShape shape = with_rows(batch);
+  shape.value_size = 0;
+  return shape;
+}
+
 constexpr const char* kNull = "arrays only, but got null";
 constexpr const char* kOwn = "a class that mlx-lm does not have";
 
@@ -154,6 +160,20 @@ class Samples {
         refused(pending), three);
     add(name + ", trimmed", make, {fill({4, 1}, three), trim(3)}, own, three);
     add(name + ", trimmed to nothing", make, {fill({4}, three), trim(4)}, own, three);
+  }
+
+  // Models that pick what to attend to by keys alone store values without features.
+  void add_keys_only() {
+    const RowShape one = keys_only(1), three = keys_only(3);
+    add("KVCache of keys only", made<KVCache>(), {fill({5, 1}, one)}, "", one);
+    add("ConcatenateKVCache of keys only", made<ConcatenateKVCache>(), {fill({5, 1}, one)}, "", one);
+    add("ChunkedKVCache of keys only", made<ChunkedKVCache>(4), {fill({5, 1}, one), trim_front()}, "", one);
+    add("RotatingKVCache of keys only", made<RotatingKVCache>(8), {fill({6, 1, 1, 1, 5, 1}, one)}, "", one);
+    const std::vector<int> padding = {1, 0, 3};
+    add("BatchKVCache of keys only", made<BatchKVCache>(padding), {fill({4, 1}, three), keep_rows({2, 0, 1})}, "",
+        three);
+    add("BatchRotatingKVCache of keys only", made<BatchRotatingKVCache>(8, padding), {fill({4, 9, 1}, three)}, "",
+        three);
   }
 
   void add_arrays() {
@@ -327,6 +347,7 @@ void go_on_arrays(ArraysCache& cache, const RowShape& shape, State::List& out) {
 std::vector<CacheSample> cache_samples() {
   Samples samples;
   samples.add_growing("KVCache", made<KVCache>());
+  samples.add_keys_only();
   samples.add_growing("QuantizedKVCache(32, 8)", made<QuantizedKVCache>(32, 8));
   samples.add_growing("QuantizedKVCache(32, 5)", made<QuantizedKVCache>(32, 5));
   samples.add_growing("ConcatenateKVCache", made<ConcatenateKVCache>());
