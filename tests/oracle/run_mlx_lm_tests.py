@@ -192,17 +192,16 @@ def fetch_archive() -> pathlib.Path:
     print(f"fetching mlx-lm {VERSION}'s source distribution", flush=True)
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as folder:
+        requirements = pathlib.Path(folder) / "requirements.txt"
+        requirements.write_text(f"mlx-lm=={VERSION} --hash=sha256:{ARCHIVE_SHA256}\n")
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
-                   "--no-binary", ":all:", "-d", folder, f"mlx-lm=={VERSION}"]
+                   "--require-hashes", "--no-binary", "mlx-lm", "-d", folder, "-r", str(requirements)]
         result = subprocess.run(command, text=True, capture_output=True)
         got = pathlib.Path(folder) / ARCHIVE
         if result.returncode != 0 or not got.is_file():
-            raise CannotRun(f"could not download mlx-lm {VERSION}'s source distribution ({' '.join(command[1:4])}):\n"
+            raise CannotRun(f"could not download mlx-lm {VERSION}'s source distribution (pip download):\n"
                             f"{result.stderr.strip()}\n"
                             "Without a network, unpack it elsewhere and name it: --distribution FOLDER")
-        digest = hashlib.sha256(got.read_bytes()).hexdigest()
-        if digest != ARCHIVE_SHA256:
-            raise CannotRun(f"the downloaded {ARCHIVE} is not the one expected: its SHA-256 is {digest}")
         os.replace(got, archive)
     return archive
 
@@ -210,8 +209,8 @@ def fetch_archive() -> pathlib.Path:
 def check_model(folder: pathlib.Path) -> None:
     for name in ("config.json", "tokenizer_config.json"):
         if not (folder / name).is_file():
-            raise CannotRun(f"{folder} is not an MLX model folder: it has no {name}.\nName one with --model FOLDER; "
-                            "`python -m mlx_lm convert --hf-path REPOSITORY -q --mlx-path FOLDER` makes one")
+            raise CannotRun(f"{folder} is not an MLX model folder: it has no {name}. `./run test` makes the default "
+                            "one (tools/gguf_to_mlx.py MODEL.gguf FOLDER another); name it with --model FOLDER")
 
 
 def check_modules(ways: Iterable[str], files: Iterable[str], environment: dict[str, str], folder: pathlib.Path) -> str:
