@@ -102,6 +102,12 @@ def fill(cache, counts, seed=0, batch=None):
     return cache
 
 
+def unpadded(module, name):
+    """A batch of as many rows without left padding."""
+    padding = [0] * len(PADDING)
+    return module.BatchKVCache(padding) if name == "BatchKVCache" else module.BatchRotatingKVCache(8, padding)
+
+
 def filled(module, name, counts=(3, 1), seed=0):
     return fill(make(module, name), counts, seed)
 
@@ -123,7 +129,7 @@ def frozen(value):
         bits = value.view(mx.uint16) if value.dtype == mx.bfloat16 else value
         return "array", str(value.dtype), tuple(value.shape), np.array(bits).tobytes()
     if isinstance(value, (tuple, list)):
-        return type(value).__name__, tuple(frozen(item) for item in value)
+        return "list" if isinstance(value, list) else "tuple", tuple(frozen(item) for item in value)
     if is_cache(value):
         return type(value).__name__, frozen(value.state)
     return type(value).__name__, value

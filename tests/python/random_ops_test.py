@@ -412,6 +412,8 @@ class BatchHistory(History):
             return  # [B7], [W8]
         index = self.random.randrange(self.batch)
         self.note(index)
+        if self.theirs.offset.tolist()[index] < 0:
+            return  # a row that is still in its padding
         ours, theirs = self.ours.extract(index), self.theirs.extract(index)
         self.check(ours, theirs, "extract")
         self.counter += 1
@@ -423,6 +425,8 @@ class BatchHistory(History):
         longest = max(lengths)
         padding = [longest - length for length in lengths]
         left = longest
+        if min(self.theirs.offset.tolist()) < 0:
+            return  # a row that is padded on both sides
         self.note(lengths)
         for cache in (self.ours, self.theirs):
             cache.prepare(lengths=lengths, right_padding=padding)
