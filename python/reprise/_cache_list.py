@@ -24,7 +24,7 @@ class CacheList(_BaseCache):
         return self.caches[index]
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(map(repr, self.caches))})"
+        return f"{type(self).__name__}({', '.join(map(repr, getattr(self, 'caches', ())))})"
 
     @property
     def state(self) -> list[tuple[Any, str]]:

@@ -96,7 +96,7 @@ void bind_arrays_cache(nb::module_& m) {
   type.def_prop_rw(
       "cache",
       [](nb::handle self) {
-        return nb::module_::import_("reprise._slots").attr("Slots")(self, slots(nb::cast<CacheObject&>(self)));
+        return nb::module_::import_("reprise._slots").attr("Slots")(self, slots(object_of(self)));
       },
       [](CacheObject& self, nb::handle value) { self.set_field(kSlots, to_state(value)); },
       nb::for_getter(nb::sig("def cache(self) -> list[mlx.core.array | None]")),

@@ -62,8 +62,16 @@ nb::object wrap_as(nb::handle type, std::unique_ptr<LayerCache> cache) {
   return of.make_instance(type, std::move(cache));
 }
 
+CacheObject& object_of(nb::handle object) {
+  if (!nb::isinstance<CacheObject>(object) || !nb::inst_ready(object)) {
+    const auto name = nb::cast<std::string>(object.type().attr("__name__"));
+    throw nb::type_error(("a cache whose __init__ has run is needed, but got a " + name).c_str());
+  }
+  return nb::cast<CacheObject&>(object);
+}
+
 std::unique_ptr<LayerCache> fork_of(nb::handle object) {
-  if (nb::isinstance<CacheObject>(object)) return nb::cast<CacheObject&>(object).cache().fork();
+  if (nb::isinstance<CacheObject>(object)) return object_of(object).cache().fork();
   if (nb::isinstance(object, cache_list_type())) {
     const Descent descent;
     CacheList::Children children;
@@ -91,7 +99,7 @@ std::vector<const LayerCache*> native_layers(nb::handle caches) {
       const auto name = nb::cast<std::string>(cache.type().attr("__name__"));
       throw nb::type_error(("what is merged must be reprise.cache's caches, but got " + name).c_str());
     }
-    layers.push_back(&nb::cast<CacheObject&>(cache).cache());
+    layers.push_back(&object_of(cache).cache());
   }
   return layers;
 }

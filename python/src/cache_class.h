@@ -34,6 +34,8 @@ nanobind::object wrap(std::unique_ptr<LayerCache> cache);
 // The same, of a type derived from it. Throws: TypeError when `type` is no class of that cache.
 nanobind::object wrap_as(nanobind::handle type, std::unique_ptr<LayerCache> cache);
 
+// What a native cache holds. Throws: TypeError for any other object, and for one whose __init__ has not run.
+CacheObject& object_of(nanobind::handle object);
 // A fork of what a Python object holds: of a native cache, or of a reprise.cache.CacheList of such.
 // Throws: TypeError for any other object.
 std::unique_ptr<LayerCache> fork_of(nanobind::handle object);

@@ -122,7 +122,7 @@ nb::object to_python(const Offset& offset) {
 
 std::vector<int> to_ints(nb::handle value, const char* name) {
   if (nb::isinstance<mx::array>(value)) return ints_of(nb::cast<mx::array>(value), name);
-  if (nb::isinstance<nb::str>(value) || !nb::hasattr(value, "__iter__")) {
+  if (nb::isinstance<nb::str>(value) || nb::isinstance<nb::bytes>(value) || !nb::hasattr(value, "__iter__")) {
     fail_type(std::string(name) + " must be a list of integers or an array", value);
   }
   std::vector<int> numbers;

@@ -24,7 +24,7 @@ nb::object type_of(nb::handle object) { return nb::borrow(object.type()); }
 
 // A fork as an object of the same type, with `attributes` (a dict) of its own.
 nb::object copied(nb::handle self, const nb::object& attributes) {
-  nb::object copy = wrap_as(self.type(), nb::cast<CacheObject&>(self).cache().fork());
+  nb::object copy = wrap_as(self.type(), object_of(self).cache().fork());
   if (nb::len(attributes) > 0) copy.attr("__dict__").attr("update")(attributes);
   return copy;
 }
@@ -47,10 +47,10 @@ nb::object from_state(nb::handle type, nb::handle state) {
 
 // What pickle keeps: the type, the class' own record of itself, and the attributes that others gave the object.
 nb::tuple reduced(nb::handle self) {
-  const LayerCache& cache = nb::cast<CacheObject&>(self).cache();
-  return nb::make_tuple(nb::module_::import_("reprise._pickle").attr("restored"),
-                        nb::make_tuple(type_of(self), to_python(cache.state()), nb::cast(cache.extra_state()),
-                                       self.attr("__dict__")));
+  const LayerCache& cache = object_of(self).cache();
+  return nb::make_tuple(
+      nb::module_::import_("reprise._pickle").attr("restored"),
+      nb::make_tuple(type_of(self), to_python(cache.state()), nb::cast(cache.extra_state()), self.attr("__dict__")));
 }
 
 nb::object unpickled(nb::handle type, nb::handle state, const ExtraState& extra, const nb::dict& attributes) {
@@ -63,7 +63,7 @@ nb::object unpickled(nb::handle type, nb::handle state, const ExtraState& extra,
 }
 
 std::string description(nb::handle self) {
-  CacheObject& object = nb::cast<CacheObject&>(self);
+  CacheObject& object = object_of(self);
   std::string text = nb::cast<std::string>(self.type().attr("__name__")) + "(";
   if (object.has_written_fields()) return text + "with fields written since its last use)";
   const LayerCache& cache = object.stored();

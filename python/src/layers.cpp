@@ -17,7 +17,7 @@ namespace {
 // at this level, when its class is another.
 bool put(nb::handle object, const LayerCache& from) {
   if (nb::isinstance<CacheObject>(object)) {
-    auto& to = nb::cast<CacheObject&>(object);
+    CacheObject& to = object_of(object);
     if (to.stored().class_name() != from.class_name()) return false;
     to.assign(from.fork());
     return true;
