@@ -4,7 +4,8 @@
 # A long prompt is processed once; its cache is then forked, one fork a question. A fork costs microseconds and no rows,
 # and whatever an answer does to its fork, the document's cache and the other forks stay as they are.
 #
-#     python examples/python/fork_document.py --model FOLDER        # a model that mlx-lm can load; 400 tokens take a while
+#     python examples/python/fork_document.py --model FOLDER        # a model that mlx-lm can load; 450 tokens take a while
+#     python examples/python/fork_document.py                       # the small model that ./run test has fetched
 #     python examples/python/fork_document.py --smoke               # a tiny random model, seconds; no answers worth reading
 #
 # Processing the document is the slow part on a CPU. It can be done once, by Reprise's own program, and read from a file:
@@ -36,9 +37,10 @@ try:
 except ImportError as error:
     sys.exit(f"this example needs reprise: pip install ./python, or PYTHONPATH=BUILD/python ({error})")
 
+FETCHED = ".cache/models/smollm2-mlx"  # by ./run test, in the root of the checkout
 parser = argparse.ArgumentParser(description="Fork a long document prompt five ways.")
-parser.add_argument("--model", default=os.environ.get("REPRISE_MLX_MODEL"),
-                    help="model folder or Hugging Face id for mlx-lm (default: $REPRISE_MLX_MODEL)")
+parser.add_argument("--model", default=os.environ.get("REPRISE_MLX_MODEL") or (FETCHED if os.path.isdir(FETCHED) else None),
+                    help=f"model folder or Hugging Face id for mlx-lm (default: $REPRISE_MLX_MODEL, else {FETCHED})")
 parser.add_argument("--words", type=int, default=330, help="how much of the manual (all of it: 1200; default 330)")
 parser.add_argument("--max-tokens", type=int, default=24, help="length of an answer")
 parser.add_argument("--prompt-cache-file", help="the document's cache, written by `reprise cache-prompt`")
