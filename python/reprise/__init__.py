@@ -28,6 +28,7 @@ _check_mlx()
 
 import mlx.core  # noqa: E402,F401  loads libmlx, which the native module shares
 
+from ._core import __version__  # noqa: E402
 from .errors import (  # noqa: E402
     CancelledError,
     CorruptDataError,
@@ -39,8 +40,6 @@ from .errors import (  # noqa: E402
     ResourceExhaustedError,
     UnsupportedError,
 )
-
-__version__ = "0.1.0"
 
 __all__ = [
     "CancelledError",
