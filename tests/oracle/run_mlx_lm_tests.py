@@ -19,27 +19,17 @@ import argparse
 import ast
 import concurrent.futures
 import dataclasses
-import hashlib
-import json
-import os
 import pathlib
-import select
 import shutil
-import subprocess
 import sys
-import tarfile
 import tempfile
 import time
-from typing import Any, Iterable
+from typing import Iterable
 
-VERSION = "0.32.2"
-ARCHIVE = f"mlx_lm-{VERSION}.tar.gz"
-ARCHIVE_SHA256 = "1af8a92f6a141c3e2bf5b0369ac4464203a8e2189c47b9e40d3e921e5b3a1fe9"
-HUB_MODEL = "mlx-community/Qwen1.5-0.5B-Chat-4bit"
+from mlx_lm_test_process import LOADING, FileRun, Outcome, Task
+from mlx_lm_test_sources import (CACHE, ROOT, VERSION, CannotRun, check_model, check_modules, make_hub_cache,
+                                 test_environment, test_sources, write_tests)
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-WORKER = pathlib.Path(__file__).with_name("mlx_lm_test_worker.py")
-CACHE = ROOT / ".cache" / "mlx_lm"
 MODEL = ROOT / ".cache" / "models" / "smollm2-mlx"
 
 FILES = ("test_prompt_cache", "test_generate", "test_models", "test_server")
@@ -54,8 +44,6 @@ CACHE_TESTS = (
     "test_llama4_chunked_kv_cache", "test_ssm_right_pad", "test_spark2_5", "test_spark2_5_chunked_vs_oneshot_prefill",
 )
 NAMES = {"mlx-lm": "on mlx-lm's caches", "reprise": "on Reprise's caches"}
-GOOD = ("pass", "skip")
-LOADING = ".(loading)"  # stands for the test of a file that could not be loaded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,43 +98,6 @@ OWN_FAILURES = {
 LOGITS_TOLERANCE = 1e-4
 
 
-@dataclasses.dataclass
-class Outcome:
-    """What became of a test: pass, skip, fail, error, crash or timeout."""
-
-    outcome: str
-    detail: str = ""
-    seconds: float = 0.0
-
-    @property
-    def good(self) -> bool:
-        return self.outcome in GOOD
-
-    @property
-    def last_line(self) -> str:
-        lines = [line for line in self.detail.splitlines() if line.strip()]
-        return lines[-1].strip() if lines else ""
-
-
-class CannotRun(Exception):
-    """The tests cannot be run; the text says what to do about it."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """A test file, run one way."""
-
-    way: str  # "mlx-lm" or "reprise"
-    folder: pathlib.Path
-    module: str
-    only: str = ""
-    names: tuple[str, ...] = ()
-    logits: pathlib.Path | None = None  # folder
-
-
-# ---- what is needed
-
-
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=pathlib.Path, default=MODEL, metavar="FOLDER",
@@ -180,117 +131,6 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def test_sources(folder: pathlib.Path | None) -> dict[str, str]:
-    """The test files of the distribution, by module name."""
-    if folder is not None:
-        if not (folder / "tests" / "test_prompt_cache.py").is_file():
-            raise CannotRun(f"{folder} is not mlx-lm's unpacked source distribution: "
-                            "it has no tests/test_prompt_cache.py")
-        if f"\nVersion: {VERSION}\n" not in (folder / "PKG-INFO").read_text():
-            raise CannotRun(f"{folder} is not version {VERSION} of mlx-lm: its PKG-INFO says otherwise")
-        return {file.stem: file.read_text() for file in sorted((folder / "tests").glob("*.py"))}
-    with tarfile.open(fetch_archive()) as archive:
-        sources = {}
-        for member in archive:
-            path = pathlib.PurePosixPath(member.name)
-            if member.isfile() and path.parent.name == "tests" and path.suffix == ".py":
-                sources[path.stem] = archive.extractfile(member).read().decode()
-        return sources
-
-
-def fetch_archive() -> pathlib.Path:
-    archive = CACHE / ARCHIVE
-    if archive.is_file() and hashlib.sha256(archive.read_bytes()).hexdigest() == ARCHIVE_SHA256:
-        return archive
-    print(f"fetching mlx-lm {VERSION}'s source distribution", flush=True)
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=CACHE) as folder:
-        requirements = pathlib.Path(folder) / "requirements.txt"
-        requirements.write_text(f"mlx-lm=={VERSION} --hash=sha256:{ARCHIVE_SHA256}\n")
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
-                   "--require-hashes", "--no-binary", "mlx-lm", "-d", folder, "-r", str(requirements)]
-        result = subprocess.run(command, text=True, capture_output=True)
-        got = pathlib.Path(folder) / ARCHIVE
-        if result.returncode != 0 or not got.is_file():
-            raise CannotRun(f"could not download mlx-lm {VERSION}'s source distribution (pip download):\n"
-                            f"{result.stderr.strip()}\n"
-                            "Without a network, unpack it elsewhere and name it: --distribution FOLDER")
-        os.replace(got, archive)
-    return archive
-
-
-def check_model(folder: pathlib.Path) -> None:
-    for name in ("config.json", "tokenizer_config.json"):
-        if not (folder / name).is_file():
-            raise CannotRun(f"{folder} is not an MLX model folder: it has no {name}. `./run test` makes the default "
-                            "one (tools/gguf_to_mlx.py MODEL.gguf FOLDER another); name it with --model FOLDER")
-
-
-def check_modules(ways: Iterable[str], files: Iterable[str], environment: dict[str, str], folder: pathlib.Path) -> str:
-    """Requires of this Python what the tests import. Returns the versions as text.
-
-    It is asked in an empty folder: in the checkout, the C++ sources in reprise/ would pass for a package of that name.
-    """
-
-    def ask(code: str) -> subprocess.CompletedProcess:
-        return subprocess.run([sys.executable, "-c", code], env=environment, cwd=folder, text=True, capture_output=True)
-
-    modules = ["mlx.core", "mlx_lm"]
-    if "test_server" in files:
-        modules.append("requests")
-    if "reprise" in ways:
-        modules += ["reprise", "reprise.mlx_lm"]
-    for name in modules:
-        result = ask(f"import {name}")
-        if result.returncode == 0:
-            continue
-        said = (result.stderr.strip().splitlines() or [f"exit status {result.returncode}"])[-1]
-        if f"No module named '{name}'" in said and name == "reprise":
-            raise CannotRun(f"{sys.executable} finds no module 'reprise'. Install it (pip install ./python), or say "
-                            "where it was built: PYTHONPATH=build/<preset>/python. --baseline-only does without it")
-        if f"No module named '{name.split('.')[0]}'" in said:
-            package = {"mlx.core": "mlx[cpu]", "mlx_lm": f"mlx-lm=={VERSION}"}.get(name, name)
-            raise CannotRun(f"{sys.executable} has no {name}. "
-                            f"Run this script with a Python that has it: pip install {package}")
-        raise CannotRun(f"{sys.executable} cannot import {name}: {said}")
-    found, mlx = ask("from importlib.metadata import version as v; import mlx.core as mx; "
-                     "print(v('mlx-lm'), mx.__version__)").stdout.split()
-    if found != VERSION:
-        raise CannotRun(f"{sys.executable} has mlx-lm {found}, but these tests are of {VERSION}: "
-                        f"pip install mlx-lm=={VERSION}")
-    return f"mlx-lm {found}, mlx {mlx}"
-
-
-def test_environment(hub: pathlib.Path) -> dict[str, str]:
-    """Offline, with a hub cache of its own, and with paths that hold wherever a test is run."""
-    paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1",
-            "HF_HUB_CACHE": str(hub), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
-            "TOKENIZERS_PARALLELISM": "false"}
-
-
-def make_hub_cache(folder: pathlib.Path, model: pathlib.Path) -> None:
-    """A hub cache that has the model under the hub model's name. The server lists the models that it finds there by
-    their files; nothing is loaded from it."""
-    commit = "0" * 40
-    repository = folder / ("models--" + HUB_MODEL.replace("/", "--"))
-    for name in ("blobs", "refs", f"snapshots/{commit}"):
-        (repository / name).mkdir(parents=True)
-    (repository / "refs" / "main").write_text(commit)
-    snapshot = repository / "snapshots" / commit
-    for file in model.resolve().iterdir():
-        (snapshot / file.name).symlink_to(file)
-    if not (snapshot / "model.safetensors.index.json").exists():
-        (snapshot / "model.safetensors.index.json").write_text("{}")
-
-
-def write_tests(folder: pathlib.Path, sources: dict[str, str], model: pathlib.Path) -> None:
-    folder.mkdir(parents=True)
-    for name, text in sources.items():
-        text = text.replace(json.dumps(HUB_MODEL), json.dumps(str(model.resolve())))
-        (folder / f"{name}.py").write_text(text)
-
-
 def corrected(sources: dict[str, str], expected: Iterable[Expected]) -> dict[str, str]:
     """The test files with every correction made."""
     result = dict(sources)
@@ -302,126 +142,6 @@ def corrected(sources: dict[str, str], expected: Iterable[Expected]) -> dict[str
                                 f"but its text occurs {count} times")
             result[module] = result[module].replace(old, new)
     return result
-
-
-# ---- running
-
-
-class FileRun:
-    """Runs the tests of one file one way, in one process, and in another one after each that ended too early."""
-
-    def __init__(self, task: Task, log: pathlib.Path, timeout: float, environment: dict[str, str], verbose: bool):
-        self._task, self._log, self._timeout, self._environment = task, log, timeout, environment
-        self._verbose = verbose
-        self.outcomes: dict[str, Outcome] = {}
-        self.hosts: set[tuple[str, str]] = set()  # (test, host it wanted to reach)
-        self._plan: list[str] | None = None
-
-    def run(self) -> None:
-        while not self._run_process():
-            pass
-
-    def _run_process(self) -> bool:
-        """Returns whether every test has an outcome now."""
-        reader, writer = os.pipe()
-        request = dict(folder=str(self._task.folder), module=self._task.module, install=self._task.way == "reprise",
-                       only=self._task.only, names=self._task.names, done=list(self.outcomes), timeout=self._timeout,
-                       logits=str(self._task.logits or ""), report=writer)
-        with open(self._log, "ab") as log:
-            process = subprocess.Popen([sys.executable, str(WORKER)], stdin=subprocess.PIPE, stdout=log, stderr=log,
-                                       pass_fds=[writer], env=self._environment, cwd=self._task.folder)
-        os.close(writer)
-        process.stdin.write(json.dumps(request).encode())
-        process.stdin.close()
-        started = time.monotonic()
-        current, plan, done = "", None, False
-        for report in self._reports(process, reader):
-            event = report["event"]
-            if event == "installed" and not report["by"].startswith("reprise"):
-                raise CannotRun("reprise.mlx_lm.install() left mlx-lm's own classes in place: "
-                                f"KVCache is of {report['by']}")
-            if event == "plan":
-                plan = report["tests"]
-                self._plan = self._plan or plan
-            elif event == "start":
-                current, started = report["test"], time.monotonic()
-            elif event == "end":
-                self._set(current, Outcome(report["outcome"], report["detail"], report["seconds"]))
-                current, started = "", time.monotonic()
-            elif event == "class":
-                self._set_class(report, plan)
-            elif event == "network":
-                self.hosts.add((current or self._task.module, report["host"]))
-            elif event == "done":
-                done = True
-        took = time.monotonic() - started
-        try:
-            status = process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            status = process.wait()
-        if done:
-            if status != 0:  # threads that do not end, or a crash while the interpreter shuts down
-                self._set(f"{self._task.module}.(end of the process)", Outcome("crash", describe(status)))
-            return True
-        too_early = (Outcome("timeout", f"no end after {took:.0f} s", took) if took >= self._timeout
-                     else Outcome("crash", describe(status), took))
-        if plan is None:
-            too_early.detail += f" while the file was loaded; its last words: {last_line(self._log)}"
-            self._set(self._task.module + LOADING, too_early)
-            return True
-        if current:
-            self._set(current, too_early)
-        else:  # between tests: in setUpClass or tearDownClass
-            left = [test for test in plan if test not in self.outcomes]
-            if not left:
-                self._set(f"{self._task.module}.(end of the process)", too_early)
-                return True
-            for test in left:
-                if class_of(test) == class_of(left[0]):
-                    self._set(test, too_early)
-        return all(test in self.outcomes for test in plan)
-
-    def _reports(self, process: subprocess.Popen, reader: int) -> Iterable[dict[str, Any]]:
-        """Yields what the process reports, until it ends. One that stays silent far beyond the limit is killed."""
-        rest = b""
-        try:
-            while True:
-                if not select.select([reader], [], [], self._timeout + 60)[0]:
-                    process.kill()
-                chunk = os.read(reader, 1 << 16)
-                if not chunk:
-                    return
-                *lines, rest = (rest + chunk).split(b"\n")
-                yield from (json.loads(line) for line in lines)
-        finally:
-            os.close(reader)
-
-    def _set(self, test: str, outcome: Outcome) -> None:
-        self.outcomes[test] = outcome
-        if self._verbose or not outcome.good:
-            print(f"  {self._task.way:8} {test:90} {outcome.outcome:7} {outcome.seconds:7.1f} s", flush=True)
-
-    def _set_class(self, report: dict[str, Any], plan: list[str]) -> None:
-        """What happens in setUpClass happens to every test of the class that has not been run."""
-        name = report["text"].partition("(")[2].rstrip(")")
-        tests = [test for test in plan if class_of(test) == name or test.split(".")[0] == name]
-        left = [test for test in tests if test not in self.outcomes]
-        for test in left or [f"{name}.({report['text'].partition(' ')[0]})"]:
-            self._set(test, Outcome(report["outcome"], report["detail"]))
-
-
-def class_of(test: str) -> str:
-    return test.rpartition(".")[0]
-
-
-def last_line(file: pathlib.Path) -> str:
-    lines = [line for line in file.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1].strip() if lines else "none"
-
-
-def describe(status: int) -> str:
-    return f"the process ended by signal {-status}" if status < 0 else f"the process ended with status {status}"
 
 
 def run_tasks(tasks: list[Task], logs: pathlib.Path, arguments: argparse.Namespace,
@@ -439,9 +159,6 @@ def run_tasks(tasks: list[Task], logs: pathlib.Path, arguments: argparse.Namespa
         for future in [pool.submit(run, task) for task in tasks]:
             future.result()
     return runs
-
-
-# ---- comparing
 
 
 def tally(outcomes: Iterable[Outcome]) -> str:
@@ -532,7 +249,8 @@ class Comparison:
             print(f"{len(common)} fail on mlx-lm's caches too:")
         for test in common:
             ours = self.ours[test]
-            print(f"  {test}: {ours.outcome}: {ours.last_line} ({OWN_FAILURES.get(test, 'nobody knows why')})")
+            why = f" ({OWN_FAILURES[test]})" if test in OWN_FAILURES else ""
+            print(f"  {test}: {ours.outcome}: {ours.last_line}{why}")
             before = ours if self.baseline is None else self.baseline[test]
             if ours.last_line != before.last_line:
                 print(f"      on mlx-lm's caches: {before.outcome}: {before.last_line}")
