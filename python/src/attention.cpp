@@ -155,8 +155,8 @@ Args:
   sinks: [H], an extra logit per head in the softmax's denominator.
 
 Returns:
-  [B, H, L, Dv]. Dense: what mx.fast.scaled_dot_product_attention gives. Quantised: scores and sums are float32, and a
-  row in which everything is masked is finite. The arguments stay as they are.
+  [B, H, L, Dv]. Dense: what mx.fast.scaled_dot_product_attention gives. Quantised: softmax and sums are float32, and
+  a row in which everything is masked is finite. The arguments stay as they are.
 
 Raises:
   ValueError: shapes, dtypes or a quantisation that do not fit.)");

@@ -12,9 +12,10 @@ namespace reprise::internal {
 // that the softmax of a row of nothing else is finite.
 mlx::core::array masked_score(mlx::core::Dtype dtype);
 
-// See scaled_dot_product_attention. Scores, softmax and sums are float32 whatever the queries' dtype. Keys and values
-// are never repeated over the heads of a group; they are unpacked, to float32 and for the time of the product, only
-// where the options let it, it is faster and takes no large memory.
+// See scaled_dot_product_attention. Sums and softmax are float32 whatever the queries' dtype, and on the CPU so is all
+// in between. Keys and values are never repeated over the heads of a group (with packed numbers that are broadcast,
+// MLX 0.32.4's CUDA products are wrong); they are unpacked, for the time of a product, only on the CPU, where the
+// options let it, it is faster and takes no large memory.
 mlx::core::array quantized_attention(const mlx::core::array& queries, const QuantizedKV& keys_values,
                                      const AttentionScoreOptions& options);
 
