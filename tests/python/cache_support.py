@@ -173,10 +173,17 @@ def _difference(got, want, where, strict):
     if got[0] == "array":
         if got[1:3] != want[1:3]:
             return f"{where}: got {got[1:3]}, want {want[1:3]}"
-        return None if got[3] == want[3] else f"{where}: the numbers differ"
+        return None if got[3] == want[3] else f"{where}: the numbers differ{_ints(got)}{_ints(want)}"
     if len(got) == 2 and _is_picture(got[1]) and _is_picture(want[1]):
         return _difference(got[1], want[1], f"{where}({got[0]})", strict)
     return None if got == want else f"{where}: got {brief(got[1])}, want {brief(want[1])}"
+
+
+def _ints(picture):
+    """The numbers of a small int32 array."""
+    if picture[1] != str(mx.int32) or len(picture[3]) > 64:
+        return ""
+    return " " + str(np.frombuffer(picture[3], dtype=np.int32).tolist())
 
 
 def outcome(call):

@@ -376,6 +376,9 @@ class BatchHistory(History):
             return  # [B5]
         indices = [self.random.randrange(self.batch) for _ in range(self.random.randrange(1, self.batch + 1))]
         self.note(indices)
+        paddings = self.theirs.left_padding.tolist()
+        if min(paddings[index] for index in indices) > self.theirs._idx:
+            return  # [B5]: rows that are all still in their padding; mlx-lm's write index becomes negative
         indices = self.random.choice([list, mx.array])(indices)
         self.ours.filter(indices)
         self.theirs.filter(indices)
@@ -396,6 +399,8 @@ class BatchHistory(History):
             new = rows(count, self.counter, len(paddings))
             for other in others:
                 other.update_and_fetch(*new)
+        if self.extension_is_overruled(others[1]):
+            return
         before = frozen(others[0].state)
         # [W7]: mlx-lm may turn `other`.
         self.ours.extend(others[0])
@@ -403,6 +408,9 @@ class BatchHistory(History):
         if not IS_REFERENCE:
             self.check(frozen(others[0].state), before, "other")
         self.batch += len(paddings)
+
+    def extension_is_overruled(self, other):
+        return False
 
     def extend_by_empty(self):
         self.extend(counts=[])
@@ -427,6 +435,8 @@ class BatchHistory(History):
         left = longest
         if min(self.theirs.offset.tolist()) < 0:
             return  # a row that is padded on both sides
+        if min(self.theirs.left_padding.tolist()) < 0 and max(padding) > 0:
+            return  # [W3], [W7]: rolled rows without padding left; mlx-lm takes the filler for tokens
         self.note(lengths)
         for cache in (self.ours, self.theirs):
             cache.prepare(lengths=lengths, right_padding=padding)
@@ -462,6 +472,12 @@ class BatchRotatingHistory(BatchHistory):
 
     def other(self, module, paddings):
         return module.BatchRotatingKVCache(MAX_SIZE, paddings)
+
+    def extension_is_overruled(self, other):
+        """[W7]: a row without padding left counts it as negative; moved to the right, mlx-lm takes filler for tokens."""
+        sides = self.theirs, other
+        return min(min(side.left_padding.tolist()) for side in sides) < 0 and len(
+            {side.keys.shape[2] if side.rotated else side._idx for side in sides}) > 1
 
     def mask_is_overruled(self, count, window):
         return count > 1 and self.theirs.rotated  # [M7]: mlx-lm hides a column that is valid
