@@ -251,10 +251,10 @@ class HostileCallsTest(unittest.TestCase):
         self.assertNotEqual(subprocess.run([sys.executable, "-c", code], capture_output=True).returncode, 0)
 
 
-for _group in ("methods", "keywords", "constructors", "fields", "uninitialised", "functions", "pickles", "threads", "loops",
-               "leftovers"):
+for _group in ("methods", "keywords", "constructors", "fields", "uninitialised", "functions", "helpers", "pickles",
+               "threads", "loops", "leftovers"):
     def _run(self, group=_group):
-        if IS_REFERENCE and group in ("methods", "keywords", "constructors", "fields", "functions"):
+        if IS_REFERENCE and group in ("methods", "keywords", "constructors", "fields", "functions", "helpers"):
             self.skipTest("mlx-lm does not stand them")
         self.run_group(group)
 

@@ -27,6 +27,28 @@ ALLOWED = (ValueError, TypeError, RuntimeError, IndexError, KeyError, AttributeE
 STRANGE = ("std::", "bad_cast", "bad_alloc", "bad_optional", "vector::", "basic_string", "Unable to convert", "dynamic_cast")
 
 
+def make_any(name):
+    """Also of the classes that only we have."""
+    if name not in OWN:
+        return make(SUBJECT, name)
+    return getattr(SUBJECT, name)(*OWN[name])
+
+
+def filled_any(name, counts=(3, 1)):
+    if name not in OWN:
+        return filled(SUBJECT, name, counts)
+    cache = make_any(name)
+    for count in counts:
+        cache.update_and_fetch(*rows(count, 1, 3 if "Batch" in name else 1))
+    return cache
+
+
+OWN = {} if SUBJECT is REFERENCE else {
+    "QuantizedRotatingKVCache": (8, 2, 32, 4), "BatchQuantizedKVCache": ([1, 0, 3], 32, 4),
+    "BatchQuantizedRotatingKVCache": (8, [1, 0, 3], 2, 32, 4)}
+ALL = CLASSES + list(OWN)
+
+
 class Evil:
     """Numbers and sequences that use the cache while it is in a call."""
 
@@ -132,9 +154,9 @@ def fields_of(cache):
 
 
 def states_of(name):
-    yield lambda: make(SUBJECT, name)
-    yield lambda: filled(SUBJECT, name)
-    yield lambda: filled(SUBJECT, name, (12, 1))
+    yield lambda: make_any(name)
+    yield lambda: filled_any(name)
+    yield lambda: filled_any(name, (12, 1))
 
 
 def brief(value):
@@ -162,7 +184,7 @@ def methods(caller):
         for _ in range(60 if THOROUGH else 15):
             yield generator.choice(items), generator.choice(items)
 
-    for name in CLASSES:
+    for name in ALL:
         for fresh in states_of(name):
             drive(caller, fresh, name, methods_of(fresh()), sampled)
 
@@ -171,7 +193,7 @@ def keywords(caller):
     generator = random.Random(4)
     names = ["N", "n", "window_size", "return_array", "left_padding", "lengths", "right_padding", "keys", "values",
              "batch_indices", "idx", "other", "caches", "state", "group_size", "bits"]
-    for name in CLASSES:
+    for name in ALL:
         for fresh in states_of(name):
             cache = fresh()
             for method in methods_of(cache):
@@ -183,8 +205,8 @@ def keywords(caller):
 
 
 def constructors(caller):
-    for name in CLASSES:
-        items = pool(make(SUBJECT, name))
+    for name in ALL:
+        items = pool(make_any(name))
         for count in range(3):
             for arguments in some(itertools.product(items, repeat=count), 400):
                 words = f"{name}({', '.join(map(brief, arguments))})"
@@ -195,7 +217,7 @@ def constructors(caller):
 
 
 def fields(caller):
-    for name in CLASSES:
+    for name in ALL:
         for fresh in states_of(name):
             cache = fresh()
             writable = fields_of(cache) + list(getattr(cache, "__dict__", ()))
@@ -213,7 +235,7 @@ def fields(caller):
 
 def uninitialised(caller):
     """Objects whose __init__ has not run, or refused."""
-    for name in CLASSES:
+    for name in ALL:
         cls = getattr(SUBJECT, name)
 
         class Forgetful(cls):
@@ -247,17 +269,54 @@ def functions(caller):
             continue
         for count in (0, 1, 2, 3):
             for _ in range(60 if THOROUGH else 20):
-                cache = filled(SUBJECT, generator.choice(CLASSES))
+                cache = filled_any(generator.choice(ALL))
                 arguments = [generator.choice(pool(cache)) for _ in range(count)]
                 caller.call(f"{name}({', '.join(map(brief, arguments))})",
                             lambda: getattr(SUBJECT, name)(*arguments), cache)
 
 
+def helpers(caller):
+    """Tries, stores, token buffers, points to go back to, and attention."""
+    generator = random.Random(9)
+    objects = {"TokenBuffer": lambda: SUBJECT.TokenBuffer([1, 2, 3]), "PromptTrie": SUBJECT.PromptTrie,
+               "LRUPromptCache": SUBJECT.LRUPromptCache}
+    if hasattr(SUBJECT, "Snapshots"):
+        objects["Snapshots"] = SUBJECT.Snapshots
+    for name, fresh in objects.items():
+        words = "__init__", *methods_of(fresh())
+        for method in words:
+            for _ in range(200 if THOROUGH else 60):
+                target = fresh()
+                cache = filled_any(generator.choice(ALL))
+                arguments = [generator.choice([*pool(cache), [1, 2], (1, 2), "model", [cache]])
+                             for _ in range(generator.choice([0, 1, 1, 2, 2, 3]))]
+                function = type(target) if method == "__init__" else getattr(target, method)
+                caller.call(f"{name}.{method}({', '.join(map(brief, arguments))})", lambda: function(*arguments), cache)
+    attention = getattr(sys.modules.get("reprise._core"), "scaled_dot_product_attention", None)
+    for _ in range(2000 if THOROUGH else 300) if attention else ():
+        cache = filled_any(generator.choice(ALL))
+        shown = cache.keys_and_values() if hasattr(cache, "keys_and_values") else rows(3)
+        queries = mx.zeros((generator.choice([0, 1, 1, 3]), generator.choice([1, 2, 4, 5]), generator.choice([0, 1, 2]),
+                            generator.choice([16, 32, 32, 64])))
+        given = {"scale": generator.choice([1.0, 1.0, 0, float("nan"), None, "x"]),
+                 "mask": generator.choice([None, None, "causal", "x", *pool(cache)])}
+        if generator.random() < 0.3:
+            given["sinks"] = generator.choice(pool(cache))
+        parts = [queries, *shown, cache]
+        if generator.random() < 0.4:
+            parts[generator.randrange(4)] = generator.choice(pool(cache))
+
+        def attend():
+            mx.eval(attention(*parts, **given))
+
+        caller.call(f"attention({', '.join(map(brief, parts))}, {given})", attend, cache)
+
+
 def pickles(caller):
     """Pickles with other contents, cut short, or with a byte changed."""
     generator = random.Random(8)
-    for name in CLASSES:
-        data = pickle.dumps(filled(SUBJECT, name, (2,)))
+    for name in ALL:
+        data = pickle.dumps(filled_any(name, (2,)))
         for _ in range(150):
             damaged = bytearray(data)
             if generator.random() < 0.3:
@@ -280,7 +339,7 @@ def threads(caller):
 
     def work(number):
         # An unevaluated array belongs to the thread that made it: ordinary exceptions are all that may come of it.
-        own = make(SUBJECT, CLASSES[number % len(CLASSES)])
+        own = make_any(ALL[number % len(ALL)])
         for step in range(30):
             for use in (lambda: own.update_and_fetch(*rows(1, step)), lambda: shared.update_and_fetch(*rows(1, step)),
                         lambda: mx.eval(shared.state), lambda: shared.trim(1), lambda: copy.deepcopy(shared),
@@ -304,7 +363,7 @@ def threads(caller):
     caches = []
 
     def build():
-        caches.extend(filled(SUBJECT, name) for name in CLASSES)
+        caches.extend(filled_any(name) for name in ALL)
         mx.eval([cache.state for cache in caches])
 
     builder = threading.Thread(target=build)
@@ -331,7 +390,7 @@ def whole_cache_uses(cache):
 
 def loops(caller):
     """Objects that hold, extend, merge or restore themselves."""
-    for name in CLASSES:
+    for name in ALL:
         for fresh in states_of(name):
             for what, use in {
                 "extend": lambda c: c.extend(c),
@@ -371,9 +430,9 @@ def loops(caller):
     nested = []
     for _ in range(100000):
         nested = [nested]
-    for name in CLASSES:
+    for name in ALL:
         try:
-            make(SUBJECT, name).state = nested
+            make_any(name).state = nested
         except (RecursionError, *ALLOWED):
             pass
         caller.calls += 1
@@ -382,13 +441,13 @@ def loops(caller):
 def leftovers(caller):
     """Objects alive when the interpreter ends: nothing may be printed by then."""
     import builtins
-    builtins.left = [filled(SUBJECT, name) for name in CLASSES]
+    builtins.left = [filled_any(name) for name in ALL]
     builtins.left[0].itself = builtins.left
     caller.calls += 1
 
 
 GROUPS = {function.__name__: function for function in (methods, keywords, constructors, fields, uninitialised, functions,
-                                                       pickles, threads, loops, leftovers)}
+                                                       helpers, pickles, threads, loops, leftovers)}
 
 if __name__ == "__main__":
     caller = Caller()
