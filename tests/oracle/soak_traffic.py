@@ -75,6 +75,8 @@ class Client(threading.Thread):
     def options(self):
         rng = self.rng
         body = {"max_tokens": rng.choice([1, 2, 5, 12, 24, self.args.max_tokens])}
+        if rng.random() < 0.01:
+            body["max_tokens"] = 10 * self.args.max_tokens
         if rng.random() < 0.4:
             body |= {"temperature": rng.choice([0.3, 1.0]), "top_p": rng.choice([0.8, 1.0]), "top_k": rng.choice([0, 20]),
                      "min_p": rng.choice([0.0, 0.05])}
