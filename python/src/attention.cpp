@@ -46,6 +46,13 @@ Mask to_mask(nb::handle value) {
   return Causal{};
 }
 
+int number_of(nb::handle cache, const char* name) {
+  const nb::object value = cache.attr(name);
+  int number = 0;
+  if (!nb::try_cast(value, number)) fail_type(std::string(name) + " of the cache must be an integer", value);
+  return number;
+}
+
 QuantizedTensor to_tensor(nb::handle value, const char* name) {
   if (!nb::isinstance<nb::sequence>(value)) {
     fail_type(std::string("quantised ") + name + " must be a tuple (packed, scales, biases)", value);
@@ -130,8 +137,8 @@ mx::array attend_dense(const mx::array& queries, nb::handle keys, nb::handle val
 mx::array attend(const mx::array& queries, nb::object keys, nb::object values, nb::object cache, float scale,
                  nb::object mask, const std::optional<mx::array>& sinks) {
   if (!nb::hasattr(cache, "bits")) return attend_dense(queries, keys, values, scale, mask, sinks);
-  return attend_quantized(queries, keys, values, scale, mask, sinks, nb::cast<int>(cache.attr("group_size")),
-                          nb::cast<int>(cache.attr("bits")));
+  return attend_quantized(queries, keys, values, scale, mask, sinks, number_of(cache, "group_size"),
+                          number_of(cache, "bits"));
 }
 
 }  // namespace
