@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Soak test of mlx-lm's own server on Reprise's caches: mixed traffic for a given time, memory and answers watched.
 
-Starts `python -m reprise.mlx_lm server …` (with --baseline `python -m mlx_lm server …`) on a loopback port and drives it
-from several client threads: chat and text completions, streamed and whole, shared system prompts, conversations that
-grow, prompts of one token to several hundred, streams that the client cuts, bad requests, stop words, log
+Starts `python -m reprise.mlx_lm server …` (with --baseline `python -m mlx_lm server …`) on a loopback port and drives
+it from several client threads: chat and text completions, streamed and whole, shared system prompts, conversations
+that grow, prompts of one token to several hundred, streams that the client cuts, bad requests, stop words, log
 probabilities. Reference requests at temperature 0 are repeated all the time; their tokens and log probabilities must
 stay those of the fresh server and of mlx-lm's own generation, whatever the prompt cache has gone through.
 
@@ -13,8 +13,8 @@ stay those of the fresh server and of mlx-lm's own generation, whatever the prom
 
 Prints the tallies, the memory at marks, a fitted slope, and a verdict. Memory is *growing* if, after the warm-up (the
 first quarter), both the fitted line and the lower quartile from the second to the last quarter rise by more than the
-allowance: 8 MB or 5 % of the resident set, 1 MB or 10 % of MLX's active memory beside what the server's prompt cache holds.
-Exits 1 on growth, a wrong answer, or an unexpected error. Needs mlx-lm 0.32; development only.
+allowance: 8 MB or 5 % of the resident set, 1 MB or 10 % of MLX's active memory beside what the server's prompt cache
+holds. Exits 1 on growth, a wrong answer, or an unexpected error. Needs mlx-lm 0.32; development only.
 """
 import argparse
 import http.client
@@ -56,15 +56,17 @@ BASE = {"vocab_size": 264, "hidden_size": 64, "intermediate_size": 96, "num_atte
 TINY = {
     "llama": BASE | {"model_type": "llama", "num_hidden_layers": 2, "tie_word_embeddings": False},
     "llama_draft": BASE | {"model_type": "llama", "num_hidden_layers": 1, "tie_word_embeddings": False},
-    "sliding": BASE | {"model_type": "llama", "num_hidden_layers": 3, "tie_word_embeddings": False, "sliding_window": 24,
+    "sliding": BASE | {"model_type": "llama", "num_hidden_layers": 3, "tie_word_embeddings": False,
+                       "sliding_window": 24,
                        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
-    "gemma": BASE | {"model_type": "gemma3_text", "num_hidden_layers": 3, "sliding_window": 24, "sliding_window_pattern": 3,
-                     "query_pre_attn_scalar": 32, "rope_local_base_freq": 10000.0},
+    "gemma": BASE | {"model_type": "gemma3_text", "num_hidden_layers": 3, "sliding_window": 24,
+                     "sliding_window_pattern": 3, "query_pre_attn_scalar": 32, "rope_local_base_freq": 10000.0},
     "hybrid": BASE | {"model_type": "lfm2", "num_hidden_layers": 4, "full_attn_idxs": [1, 3], "norm_eps": 1e-5,
                       "hidden_size": 128, "block_dim": 128, "block_ff_dim": 96, "block_ffn_dim_multiplier": 1.0,
                       "block_multiple_of": 8, "block_auto_adjust_ff_dim": True, "conv_L_cache": 3, "conv_bias": False},
 }
-TEMPLATE = ("{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+TEMPLATE = ("{% for message in messages %}"
+            "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
             "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
 
 
@@ -112,7 +114,8 @@ def watch(path, leak_bytes):
 
     import mlx.core as mx
 
-    # Looked for before the first request, and held weakly: the server destroys its objects in the thread that made them.
+    # Looked for before the first request, and held weakly: the server destroys its objects in the thread that made
+    # them.
     found, kept = None, []
     while found is None:
         time.sleep(0.1)
@@ -210,7 +213,7 @@ class Server:
         return int(re.search(r"VmRSS:\s+(\d+)", text)[1]) * 1024
 
     def stop(self):
-        """Ctrl-C, as a user would; returns the exit status, None if that did not end it (the log has its stacks then)."""
+        """Ctrl-C, as a user would; returns the exit status, None if that did not end it (then the log has stacks)."""
         self.process.send_signal(signal.SIGINT)
         try:
             return self.process.wait(60)
@@ -245,8 +248,8 @@ def judge(name, samples, least, share, lines):
     growing = fitted > allowance and stepped > allowance
     mega = " ".join(f"{m / 1e6:.1f}" for m in marks)
     lines.append(f"{name}: end of warm-up {samples[quarter][1] / 1e6:.1f} MB, end {samples[-1][1] / 1e6:.1f}; lower "
-                 f"quartiles of the quarters {mega}; slope {per_request * 1000 / 1e6:+.3f} MB per 1,000 requests, fitted rise "
-                 f"{fitted / 1e6:+.2f}, allowed {allowance / 1e6:.2f} MB: {'GROWING' if growing else 'flat'}")
+                 f"quartiles of the quarters {mega}; slope {per_request * 1000 / 1e6:+.3f} MB per 1,000 requests, "
+                 f"fitted rise {fitted / 1e6:+.2f}, allowed {allowance / 1e6:.2f} MB: {'GROWING' if growing else 'flat'}")
     return growing
 
 
@@ -268,7 +271,8 @@ def check_bounds(flags, stats, tally):
     limit = flags[flags.index("--prompt-cache-bytes") + 1] if "--prompt-cache-bytes" in flags else None
     for _, line in stats:
         if line.get("entries", 0) > entries or (limit and line.get("store", 0) > float(limit.removesuffix("MB")) * 1e6):
-            tally.fault(f"the prompt cache holds {line['entries']} entries of {line['store']} bytes: limits {entries}, {limit}")
+            tally.fault(f"the prompt cache holds {line['entries']} entries of {line['store']} bytes: limits {entries}, "
+                        f"{limit}")
 
 
 # ---- main -----------------------------------------------------------------------------------------------------------
@@ -358,8 +362,9 @@ def main():
             history.append((time.time(), tally.requests))
             resident.append((tally.requests, server.memory()))
             if len(resident) % 20 == 0:
-                print(f"  {(time.time() - start) / 60:5.1f} min: {tally.requests} requests, RSS {resident[-1][1] / 1e6:.1f} MB, "
-                      f"{len(tally.unexpected)} unexpected, {len(tally.wrong)} wrong", flush=True)
+                print(f"  {(time.time() - start) / 60:5.1f} min: {tally.requests} requests, RSS "
+                      f"{resident[-1][1] / 1e6:.1f} MB, {len(tally.unexpected)} unexpected, "
+                      f"{len(tally.wrong)} wrong", flush=True)
         for thread in threads:
             thread.join(timeout=330)
             if thread.is_alive():
@@ -372,8 +377,9 @@ def main():
         status = server.stop()
     text, ending = server.log.read_text(errors="replace"), ""
     # mlx-lm's server aborts after Ctrl-C on its own caches too: MLX's stream threads are joined by nobody.
-    if status == -signal.SIGABRT and "terminate called without an active exception" in text:
-        text, ending = text.split("terminate called without an active exception")[0], " (aborts at exit, as mlx-lm alone does)"
+    joined_by_nobody = "terminate called without an active exception"
+    if status == -signal.SIGABRT and joined_by_nobody in text:
+        text, ending = text.split(joined_by_nobody)[0], " (aborts at exit, as mlx-lm alone does)"
     elif status != 0:
         tally.fault(f"exit status of the server after Ctrl-C: {status}")
     log_faults(text, tally)
@@ -396,8 +402,8 @@ def main():
 
 
 def report(args, tally, stats, lines, seconds):
-    print(f"{tally.requests} requests in {seconds:.0f} s; {tally.tokens} tokens generated, {tally.prompt_tokens} prompt "
-          f"tokens, {tally.cached} of them cached; {tally.references} references, {tally.warm} of them warm")
+    print(f"{tally.requests} requests in {seconds:.0f} s; {tally.tokens} tokens generated, {tally.prompt_tokens} "
+          f"prompt tokens, {tally.cached} of them cached; {tally.references} references, {tally.warm} of them warm")
     for kind, count in sorted(tally.kinds.items()):
         print(f"  {count:7} {kind}")
     for kind, count in sorted(tally.expected.items()):
@@ -408,8 +414,8 @@ def report(args, tally, stats, lines, seconds):
         print(f"  WRONG {text}")
     if stats:
         last = stats[-1][1]
-        print(f"MLX peak {last['peak'] / 1e6:.1f} MB, its cache {last['cache'] / 1e6:.1f} MB, {last['threads']} threads; prompt "
-              f"cache {last.get('entries', '?')} entries, {last.get('store', 0) / 1e6:.2f} MB, at most "
+        print(f"MLX peak {last['peak'] / 1e6:.1f} MB, its cache {last['cache'] / 1e6:.1f} MB, {last['threads']} "
+              f"threads; prompt cache {last.get('entries', '?')} entries, {last.get('store', 0) / 1e6:.2f} MB, at most "
               f"{max(s.get('store', 0) for _, s in stats) / 1e6:.2f} MB")
     print("\n".join(lines))
 

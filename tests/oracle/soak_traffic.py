@@ -53,11 +53,13 @@ class Client(threading.Thread):
 
     def __init__(self, number, args, server, tally, end):
         super().__init__(daemon=True)
-        self.rng, self.server, self.tally, self.end_time, self.args = random.Random(args.seed * 1000 + number), server, tally, end, args
+        self.args, self.server, self.tally, self.end_time = args, server, tally, end
+        self.rng = random.Random(args.seed * 1000 + number)
         self.talk = []
 
     def run(self):
-        kinds = [(self.chat, 30), (self.text, 20), (self.one_token, 8), (self.conversation, 25), (self.cut, 10), (self.bad, 7)]
+        kinds = [(self.chat, 30), (self.text, 20), (self.one_token, 8), (self.conversation, 25), (self.cut, 10),
+                 (self.bad, 7)]
         while time.time() < self.end_time and self.server.process.poll() is None:
             act = self.rng.choices([k for k, _ in kinds], [w for _, w in kinds])[0]
             try:
@@ -78,8 +80,8 @@ class Client(threading.Thread):
         if rng.random() < 0.01:
             body["max_tokens"] = 10 * self.args.max_tokens
         if rng.random() < 0.4:
-            body |= {"temperature": rng.choice([0.3, 1.0]), "top_p": rng.choice([0.8, 1.0]), "top_k": rng.choice([0, 20]),
-                     "min_p": rng.choice([0.0, 0.05])}
+            body |= {"temperature": rng.choice([0.3, 1.0]), "top_p": rng.choice([0.8, 1.0]),
+                     "top_k": rng.choice([0, 20]), "min_p": rng.choice([0.0, 0.05])}
         if rng.random() < 0.2:
             body["stop"] = rng.choice(["e", ["a", "th"], [" the"], ["zzzz"]])
         if rng.random() < 0.15:
@@ -118,11 +120,13 @@ class Client(threading.Thread):
         else:
             answer = json.loads(data)
             usage, choice = answer["usage"], answer["choices"][0]
-            text, reason = choice["text"] if "text" in choice else choice["message"]["content"] or "", choice["finish_reason"]
+            text = choice["text"] if "text" in choice else choice["message"]["content"] or ""
+            reason = choice["finish_reason"]
         cached = usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
-        if reason not in ("stop", "length") or usage["completion_tokens"] > body["max_tokens"] or \
-                (reason == "length" and usage["completion_tokens"] != body["max_tokens"]) or cached > usage["prompt_tokens"]:
-            self.tally.fault(f"{kind}: {reason} with {usage} for max_tokens {body['max_tokens']}")
+        count, most = usage["completion_tokens"], body["max_tokens"]
+        if reason not in ("stop", "length") or count > most or (reason == "length" and count != most) or \
+                cached > usage["prompt_tokens"]:
+            self.tally.fault(f"{kind}: {reason} with {usage} for max_tokens {most}")
         self.tally.count(f"{kind}, {'streamed' if stream else 'whole'}", usage)
         return text
 
@@ -165,7 +169,8 @@ class Client(threading.Thread):
     def bad(self):
         path, chat, hello = "/v1/completions", "/v1/chat/completions", [{"role": "user", "content": "Hi"}]
         cases = [("wrong JSON", path, "{\"prompt\": ", {400}), ("not an object", path, "[1, 2]", {400}),
-                 ("no prompt", path, "{}", {400}), ("no messages", chat, "{}", {400}), ("unknown path", "/v1/other", "{}", {404}),
+                 ("no prompt", path, "{}", {400}), ("no messages", chat, "{}", {400}),
+                 ("unknown path", "/v1/other", "{}", {404}),
                  ("max_tokens is text", path, json.dumps({"prompt": "a", "max_tokens": "many"}), {400}),
                  ("top_p too large", path, json.dumps({"prompt": "a", "top_p": 3}), {400}),
                  ("negative temperature", chat, json.dumps({"messages": hello, "temperature": -1}), {400}),
@@ -200,13 +205,14 @@ def reference_cases(rng, quantised, words):
         for turn in range(4):
             talk = talk + [{"role": "user", "content": f"{turn}: " + " ".join(rng.choice(WORDS) for _ in range(12))}]
             turns.append(("/v1/chat/completions", {"messages": talk} | fixed))
-            talk = talk + [{"role": "assistant", "content": f"Answer {turn} " + " ".join(rng.choice(WORDS) for _ in range(6))}]
+            reply = f"Answer {turn} " + " ".join(rng.choice(WORDS) for _ in range(6))
+            talk = talk + [{"role": "assistant", "content": reply}]
         cases += turns[::-1]  # the longest first: on the fresh server it is cold
     return cases
 
 
 def answer_of(server, path, body):
-    """Best token of each step, its log probability, and the lead over the second; tokens served from the prompt cache."""
+    """Best token of each step, its log probability, the lead over the second; tokens served from the prompt cache."""
     status, data = server.request("POST", path, json.dumps(body))
     if status != 200:
         raise RuntimeError(f"reference: status {status}: {data[:300]!r}")
@@ -219,7 +225,7 @@ def answer_of(server, path, body):
 
 
 def difference(got, want, tolerance):
-    """Where two answers part, or None. A step whose best two are nearer than twice the tolerance ends the comparison."""
+    """Where two answers part, or None. A step whose best two are nearer than twice the tolerance ends the search."""
     for number, (a, b) in enumerate(zip(got, want)):
         if abs(a[1] - b[1]) > tolerance:
             return f"step {number}: log probability {a[1]:.5f} instead of {b[1]:.5f} (tokens {a[0]}, {b[0]})"
@@ -235,7 +241,8 @@ class Referee(threading.Thread):
 
     def __init__(self, args, server, tally, cases, answers, end):
         super().__init__(daemon=True)
-        self.args, self.server, self.tally, self.cases, self.answers, self.end_time = args, server, tally, cases, answers, end
+        self.args, self.server, self.tally, self.end_time = args, server, tally, end
+        self.cases, self.answers = cases, answers
         self.rng = random.Random(args.seed)
 
     def run(self):
