@@ -109,7 +109,7 @@ void bind_arrays_cache(nb::module_& m) {
         const State::List& items = *state.as_list();
         return nb::make_tuple(nb::list(to_python(items[0])), to_python(items[1]), to_python(items[2]));
       },
-      [](CacheObject& self, nb::handle value) { self.assign(ArraysCache::from_state(to_state(value))); });
+      [](nb::handle self, nb::handle value) { set_contents(self, ArraysCache::from_state(to_state(value))); });
   def_counts(type, "left_padding", 1, "mlx.core.array | None");
   def_counts(type, "lengths", 2, "mlx.core.array | None");
   type.def_prop_ro("batch_size", [](CacheObject& self) { return arrays(self).batch_size(); });

@@ -15,7 +15,7 @@ namespace {
 
 struct PythonClass {
   nb::handle type;  // lives as long as the module
-  MakeInstance make_instance;
+  Construct construct;
 };
 
 std::map<std::string, PythonClass>& classes() {
@@ -40,9 +40,13 @@ nb::object cache_list_type() { return nb::module_::import_("reprise._cache_list"
 
 }  // namespace
 
-void register_class(const std::string& class_name, nb::handle type, MakeInstance make_instance) {
-  classes()[class_name] = {type, make_instance};
+void register_class(const std::string& class_name, nb::handle type, Construct construct) {
+  classes()[class_name] = {type, construct};
 }
+
+nb::handle native_type(nb::handle type) { return classes().at(nb::cast<std::string>(type.attr("_class_name"))).type; }
+
+nb::handle class_type(const LayerCache& cache) { return class_of(cache).type; }
 
 nb::object wrap(std::unique_ptr<LayerCache> cache) {
   if (auto* list = dynamic_cast<CacheList*>(cache.get())) {
@@ -50,8 +54,8 @@ nb::object wrap(std::unique_ptr<LayerCache> cache) {
     for (std::size_t i = 0; i < list->num_children(); ++i) children.append(wrap(list->child(i).fork()));
     return cache_list_type()(*nb::tuple(children));
   }
-  const PythonClass& of = class_of(*cache);
-  return of.make_instance(of.type, std::move(cache));
+  const nb::handle type = class_of(*cache).type;
+  return wrap_as(type, std::move(cache));
 }
 
 nb::object wrap_as(nb::handle type, std::unique_ptr<LayerCache> cache) {
@@ -59,7 +63,21 @@ nb::object wrap_as(nb::handle type, std::unique_ptr<LayerCache> cache) {
   if (PyObject_IsSubclass(type.ptr(), of.type.ptr()) != 1) {
     throw nb::type_error(("the type must be one of the class " + cache->class_name()).c_str());
   }
-  return of.make_instance(type, std::move(cache));
+  nb::object object = nb::inst_alloc(type);
+  of.construct(object, std::move(cache));
+  return object;
+}
+
+void set_contents(nb::handle object, std::unique_ptr<LayerCache> cache) {
+  const PythonClass& of = class_of(*cache);
+  if (!nb::isinstance(object, of.type)) {
+    throw nb::type_error(("the object must be one of the class " + cache->class_name()).c_str());
+  }
+  if (nb::inst_ready(object)) {
+    object_of(object).assign(std::move(cache));
+  } else {
+    of.construct(object, std::move(cache));
+  }
 }
 
 CacheObject& object_of(nb::handle object) {

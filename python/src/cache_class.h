@@ -25,14 +25,23 @@ class Bound : public CacheObject {
   explicit Bound(std::unique_ptr<LayerCache> cache) : CacheObject(std::move(cache), fields_of<Cache>()) {}
 };
 
-// Makes an instance of `type` (the class' own type or one derived from it) around a cache.
-using MakeInstance = nanobind::object (*)(nanobind::handle type, std::unique_ptr<LayerCache> cache);
-void register_class(const std::string& class_name, nanobind::handle type, MakeInstance make_instance);
+// Makes the cache the contents of an object of the class (or of one derived from it) whose __init__ has not run.
+using Construct = void (*)(nanobind::handle object, std::unique_ptr<LayerCache> cache);
+void register_class(const std::string& class_name, nanobind::handle type, Construct construct);
+// The type registered for the class of `type`, which is that one or derived from it.
+nanobind::handle native_type(nanobind::handle type);
+
+// The Python type of the cache's class, from which others may be derived.
+nanobind::handle class_type(const LayerCache& cache);
 
 // A new Python object of the cache's class; a CacheList becomes reprise.cache.CacheList.
 nanobind::object wrap(std::unique_ptr<LayerCache> cache);
 // The same, of a type derived from it. Throws: TypeError when `type` is no class of that cache.
 nanobind::object wrap_as(nanobind::handle type, std::unique_ptr<LayerCache> cache);
+
+// Makes the cache the contents of an object, also where its __init__ has not run: what mlx-lm's from_state does.
+// Throws: TypeError when the object is none of the cache's class.
+void set_contents(nanobind::handle object, std::unique_ptr<LayerCache> cache);
 
 // What a native cache holds. Throws: TypeError for any other object, and for one whose __init__ has not run.
 CacheObject& object_of(nanobind::handle object);
@@ -50,11 +59,9 @@ nanobind::class_<Bound<Cache>, CacheObject> cache_class(nanobind::module_& m, co
   namespace nb = nanobind;
   nb::class_<Bound<Cache>, CacheObject> type(m, Cache::kClassName, nb::dynamic_attr(), nb::is_weak_referenceable(),
                                              doc);
-  register_class(Cache::kClassName, type, [](nb::handle of, std::unique_ptr<LayerCache> cache) {
-    nb::object object = nb::inst_alloc(of);
+  register_class(Cache::kClassName, type, [](nb::handle object, std::unique_ptr<LayerCache> cache) {
     new (nb::inst_ptr<Bound<Cache>>(object)) Bound<Cache>(std::move(cache));
     nb::inst_mark_ready(object);
-    return object;
   });
   type.attr("_class_name") = Cache::kClassName;
   return type;

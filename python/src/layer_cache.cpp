@@ -22,44 +22,59 @@ namespace {
 
 nb::object type_of(nb::handle object) { return nb::borrow(object.type()); }
 
-// A fork as an object of the same type, with `attributes` (a dict) of its own.
-nb::object copied(nb::handle self, const nb::object& attributes) {
+nb::object helper(const char* name) { return nb::module_::import_("reprise._pickle").attr(name); }
+
+// What others gave the object: attributes, slots of a derived class; None for nothing.
+nb::object given_to(nb::handle self) {
+  const bool derived = !self.type().is(class_type(object_of(self).stored()));
+  if (!derived && nb::len(self.attr("__dict__")) == 0) return nb::none();
+  return helper("given_to")(self);
+}
+
+void give(const nb::object& to, const nb::object& given) {
+  if (!given.is_none()) helper("give")(to, given);
+}
+
+// A fork as an object of the same type.
+nb::object copied(nb::handle self) {
   nb::object copy = wrap_as(self.type(), object_of(self).cache().fork());
-  if (nb::len(attributes) > 0) copy.attr("__dict__").attr("update")(attributes);
+  give(copy, given_to(self));
   return copy;
 }
 
 nb::object deep_copied(nb::handle self, const nb::object& memo) {
-  nb::object copy = copied(self, nb::dict());
-  // Before the attributes, which may lead back here.
+  nb::object copy = wrap_as(self.type(), object_of(self).cache().fork());
+  // Before what it was given, which may lead back here.
   memo[nb::steal(PyLong_FromVoidPtr(self.ptr()))] = copy;
-  const nb::object attributes = self.attr("__dict__");
-  if (nb::len(attributes) > 0) {
-    copy.attr("__dict__").attr("update")(nb::module_::import_("copy").attr("deepcopy")(attributes, memo));
-  }
+  const nb::object given = given_to(self);
+  if (!given.is_none()) give(copy, nb::module_::import_("copy").attr("deepcopy")(given, memo));
   return copy;
 }
 
 nb::object from_state(nb::handle type, nb::handle state) {
-  const auto class_name = nb::cast<std::string>(type.attr("_class_name"));
-  return wrap_as(type, cache_from_state(class_name, to_state(state)));
+  // A derived class with a state of its own restores it by itself.
+  if (!nb::object(type.attr("state")).is(nb::object(native_type(type).attr("state")))) {
+    nb::object object = type.attr("__new__")(type);
+    object.attr("state") = state;
+    return object;
+  }
+  return wrap_as(type, cache_of_state(type, state));
 }
 
-// What pickle keeps: the type, the class' own record of itself, and the attributes that others gave the object.
+// What pickle keeps: the type and the class' own record of itself, and what others gave the object, which may lead back
+// to it.
 nb::tuple reduced(nb::handle self) {
   const LayerCache& cache = object_of(self).cache();
-  return nb::make_tuple(
-      nb::module_::import_("reprise._pickle").attr("restored"),
-      nb::make_tuple(type_of(self), to_python(cache.state()), nb::cast(cache.extra_state()), self.attr("__dict__")));
+  return nb::make_tuple(helper("restored"),
+                        nb::make_tuple(type_of(self), to_python(cache.state()), nb::cast(cache.extra_state())),
+                        given_to(self));
 }
 
-nb::object unpickled(nb::handle type, nb::handle state, const ExtraState& extra, const nb::dict& attributes) {
+nb::object unpickled(nb::handle type, nb::handle state, const ExtraState& extra) {
   const auto class_name = nb::cast<std::string>(type.attr("_class_name"));
   std::unique_ptr<LayerCache> cache = cache_from_state(class_name, to_state(state));
   cache->set_extra_state(extra);
-  nb::object object = wrap_as(type, std::move(cache));
-  if (nb::len(attributes) > 0) object.attr("__dict__").attr("update")(attributes);
-  return object;
+  return wrap_as(type, std::move(cache));
 }
 
 std::string description(nb::handle self) {
@@ -82,14 +97,12 @@ std::string description(nb::handle self) {
 }  // namespace
 
 void bind_layer_cache(nb::module_& m) {
-  nb::class_<CacheObject> type(m, "LayerCache",
+  nb::class_<CacheObject> type(m, "LayerCache", nb::sig("class LayerCache(reprise._base._BaseCache)"),
                                "What every cache of one layer can answer. Arrays that it hands out are values: later "
                                "calls never change them. A call that raises leaves the cache as it was.");
   type.def_prop_rw(
           "state", [](CacheObject& self) { return to_python(self.cache().state()); },
-          [](CacheObject& self, nb::handle value) {
-            self.assign(cache_from_state(self.stored().class_name(), to_state(value)));
-          },
+          [](nb::handle self, nb::handle value) { set_contents(self, cache_of_state(self.type(), value)); },
           "Whole buffers and numbers, as mlx-lm orders them for the class.")
       .def_prop_ro(
           "nbytes", [](CacheObject& self) { return self.cache().nbytes(); }, "Bytes of the buffers, slack included.")
@@ -114,15 +127,12 @@ void bind_layer_cache(nb::module_& m) {
           "trim", [](CacheObject& self, int n) { return self.cache().trim(n); }, "n"_a,
           "Forgets the last n tokens, or as many as there are. Returns how many; 0, and nothing changes, when the "
           "cache is not trimmable. Raises ValueError for n < 0.")
-      .def(
-          "fork", [](nb::handle self) { return copied(self, self.attr("__dict__")); },
-          nb::sig("def fork(self) -> typing.Self"),
-          "An independent cache that shares the buffers: no row is copied, whatever the length.")
-      .def(
-          "__copy__", [](nb::handle self) { return copied(self, self.attr("__dict__")); },
-          nb::sig("def __copy__(self) -> typing.Self"))
-      .def("__deepcopy__", &deep_copied, "memo"_a, nb::sig("def __deepcopy__(self, memo: dict, /) -> typing.Self"))
-      .def("__reduce__", &reduced)
+      .def("fork", &copied, nb::sig("def fork(self) -> typing_extensions.Self"),
+           "An independent cache that shares the buffers: no row is copied, whatever the length.")
+      .def("__copy__", &copied, nb::sig("def __copy__(self) -> typing_extensions.Self"))
+      .def("__deepcopy__", &deep_copied, "memo"_a,
+           nb::sig("def __deepcopy__(self, memo: dict[int, typing.Any], /) -> typing_extensions.Self"))
+      .def("__reduce__", &reduced, nb::sig("def __reduce__(self) -> tuple[typing.Any, ...]"))
       .def("__repr__", &description)
       .def(
           "_assign",
@@ -133,7 +143,7 @@ void bind_layer_cache(nb::module_& m) {
           },
           "other"_a, "Takes the contents of another cache of the class.");
   def_classmethod(type, "from_state", &from_state, nb::arg("cls"), nb::arg("state").none(),
-                  nb::sig("def from_state(cls, state: object) -> typing.Self"));
+                  nb::sig("def from_state(cls, state: object) -> typing_extensions.Self"));
   m.def("_unpickled", &unpickled);
 }
 

@@ -95,7 +95,8 @@ class History:
                 self.check(self.ours.trim(3), 0, "trim of what cannot be trimmed")
             self.check(frozen(self.ours.state), before, "state after a trim of nothing")
             return
-        n = self.random.choice([0, 1, 1, 2, 3, self.random.randrange(self.most_to_trim() + 4)])
+        most = self.most_to_trim()
+        n = self.random.choice([0, 1, 1, 2, 3, self.random.randrange(most + 1), most + self.random.randrange(3)])
         n = self.limited(n)
         self.note(n)
         self.check(self.ours.trim(n), self.theirs.trim(n), "trimmed")

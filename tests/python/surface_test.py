@@ -326,6 +326,13 @@ class SignaturesTest(CacheTestCase):
             ours, theirs = both("ConcatenateKVCache", (3, 1))
             self.assertEqual((call(ours), ours.offset), (call(theirs), theirs.offset))
 
+    def test_trim_of_more_than_there_is(self):
+        for name in ATTENTION:
+            ours, theirs = both(name, (3, 1))
+            self.assertEqual((ours.trim(100), ours.trim(1)), (theirs.trim(100), theirs.trim(1)), name)
+            if name not in BATCHES:  # [B4], [W5]
+                self.check(ours.offset, theirs.offset, name)
+
     @ours_only
     def test_quantised_rings(self):
         """[R6], [X7]: where mlx-lm raises NotImplementedError."""
@@ -561,6 +568,38 @@ class SubclassTest(CacheTestCase):
             from mlx_lm.models.base import create_attention_mask
             self.assertEqual(create_attention_mask(mx.zeros((1, 2, 3)), cache), "2 ['return_array', 'window_size']")
             self.assertEqual((cache.nbytes, cache.trim(1), cache.offset), (5, 101, 2))
+
+    def test_a_state_of_ones_own(self):
+        for name in ATTENTION:
+            for module in (SUBJECT, REFERENCE):
+                base = getattr(module, name)
+
+                class Noting(base):
+                    @property
+                    def state(self):
+                        return (*base.state.fget(self), self.note)
+
+                    @state.setter
+                    def state(self, value):
+                        *rest, self.note = value
+                        base.state.fset(self, tuple(rest))
+
+                cache = fill_as(Noting(*ARGUMENTS[name][0], **ARGUMENTS[name][1]), name, (3, 1))
+                cache.note = "x"
+                restored = Noting.from_state(cache.state)
+                self.assertEqual((type(restored), restored.note), (Noting, "x"))
+                self.check(restored.state, cache.state, name)
+
+    def test_state_of_an_object_that_was_not_initialised(self):
+        """What from_state does in mlx-lm."""
+        for name in CLASSES:
+            for module in (SUBJECT, REFERENCE):
+                cache = getattr(module, name).__new__(getattr(module, name))
+                state = filled(module, name).state
+                cache.state = state
+                self.check(cache.state, state, name)
+                if hasattr(cache, "offset"):
+                    self.check(cache.offset, filled(REFERENCE, name).offset, name)
 
     def test_attributes_of_ones_own(self):
         for name in CLASSES:
