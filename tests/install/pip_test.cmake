@@ -14,7 +14,7 @@ function(run)
   set(output "${output}" PARENT_SCOPE)
 endfunction()
 
-set(packages [[import sysconfig; print(sysconfig.get_path("purelib"))]])
+set(packages [[print(__import__("sysconfig").get_path("purelib"))]])
 
 # The build folder stays, so that only the first run compiles everything.
 file(MAKE_DIRECTORY "${WORK_DIR}")
