@@ -27,7 +27,7 @@ nb::object helper(const char* name) { return nb::module_::import_("reprise._pick
 // What others gave the object: attributes, slots of a derived class; None for nothing.
 nb::object given_to(nb::handle self) {
   const bool derived = !self.type().is(class_type(object_of(self).stored()));
-  if (!derived && nb::len(self.attr("__dict__")) == 0) return nb::none();
+  if (!derived && nb::len(nb::handle(self.attr("__dict__"))) == 0) return nb::none();
   return helper("given_to")(self);
 }
 
@@ -51,6 +51,10 @@ nb::object deep_copied(nb::handle self, const nb::object& memo) {
   return copy;
 }
 
+std::unique_ptr<LayerCache> cache_of_state(nb::handle type, nb::handle state) {
+  return cache_from_state(nb::cast<std::string>(type.attr("_class_name")), to_state(state));
+}
+
 nb::object from_state(nb::handle type, nb::handle state) {
   // A derived class with a state of its own restores it by itself.
   if (!nb::object(type.attr("state")).is(nb::object(native_type(type).attr("state")))) {
@@ -71,8 +75,7 @@ nb::tuple reduced(nb::handle self) {
 }
 
 nb::object unpickled(nb::handle type, nb::handle state, const ExtraState& extra) {
-  const auto class_name = nb::cast<std::string>(type.attr("_class_name"));
-  std::unique_ptr<LayerCache> cache = cache_from_state(class_name, to_state(state));
+  std::unique_ptr<LayerCache> cache = cache_of_state(type, state);
   cache->set_extra_state(extra);
   return wrap_as(type, std::move(cache));
 }
