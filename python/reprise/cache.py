@@ -8,7 +8,7 @@ for batches, `check_prompt_cache`, and on each cache `fork()`, `length()`, `posi
 
 from __future__ import annotations
 
-from ._base import _BaseCache
+from ._base import _BaseCache as _BaseCache
 from ._cache_list import CacheList
 from ._core import (
     ArraysCache,

@@ -2,10 +2,13 @@
 import ast
 import copy
 import gc
+import importlib
 import inspect
 import itertools
 import pathlib
 import pickle
+import sys
+import threading
 import unittest
 import weakref
 
@@ -612,6 +615,67 @@ class SubclassTest(CacheTestCase):
             self.assertEqual(cache.extra, {"a": [1]}, name)
             del cache.extra
             self.assertFalse(hasattr(cache, "extra"), name)
+
+    def copies(self, cache):
+        yield "copy", copy.copy(cache)
+        yield "deepcopy", copy.deepcopy(cache)
+        yield "pickle", pickle.loads(pickle.dumps(cache))
+        if not IS_REFERENCE:
+            yield "fork", cache.fork()
+
+    def test_slots_of_a_derived_class_go_along(self):
+        cache = WithSlots()
+        cache.update_and_fetch(*rows(3))
+        cache.note, cache.other = "x", 7
+        for way, copied in self.copies(cache):
+            self.assertEqual((type(copied), copied.note, copied.other, copied.offset), (WithSlots, "x", 7, 3), way)
+            self.assertFalse(hasattr(copied, "empty_slot"), way)
+
+    def test_what_leads_back_to_the_cache_leads_to_its_copy(self):
+        cache = make(SUBJECT, "KVCache")
+        cache.update_and_fetch(*rows(3))
+        cache.me, cache.within = cache, [{"cache": cache}]
+        for copied in (copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))):
+            self.assertIs(copied.me, copied)
+            self.assertIs(copied.within[0]["cache"], copied)
+            self.assertEqual(copied.offset, 3)
+
+    def test_a_derived_class_says_what_is_copied(self):
+        cache = WithLock()
+        cache.other = 7
+        for way, copied in self.copies(cache):
+            self.assertIsNot(copied.lock, cache.lock, way)
+            self.assertEqual(copied.other, 7, way)
+
+
+class WithSlots(SUBJECT.KVCache):
+    __slots__ = ("note", "empty_slot")
+
+
+class WithLock(SUBJECT.KVCache):
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()  # which nobody can copy
+
+    def __getstate__(self):
+        return {name: value for name, value in self.__dict__.items() if name != "lock"}
+
+    def __setstate__(self, state):
+        self.__dict__.update(state, lock=threading.Lock())
+
+
+class LoadedAgainTest(unittest.TestCase):
+    @ours_only
+    def test_a_module_that_is_loaded_again_has_the_same_classes(self):
+        core = importlib.import_module("reprise._core")
+        try:
+            del sys.modules["reprise._core"]
+            again = importlib.import_module("reprise._core")
+            self.assertIsNot(again, core)
+            self.assertIs(again.KVCache, core.KVCache)
+            self.assertEqual(again.KVCache().fork().offset, 0)
+        finally:
+            sys.modules["reprise._core"] = core
 
 
 def fill_as(cache, name, counts):
