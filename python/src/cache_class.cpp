@@ -36,6 +36,13 @@ class Descent {
   Descent& operator=(const Descent&) = delete;
 };
 
+// With its module: mlx-lm's classes have the names of ours.
+std::string class_name(nb::handle object) {
+  const nb::handle type = object.type();
+  return nb::cast<std::string>(nb::str(type.attr("__module__"))) + "." +
+         nb::cast<std::string>(nb::str(type.attr("__qualname__")));
+}
+
 nb::object cache_list_type() { return nb::module_::import_("reprise._cache_list").attr("CacheList"); }
 
 }  // namespace
@@ -82,8 +89,7 @@ void set_contents(nb::handle object, std::unique_ptr<LayerCache> cache) {
 
 CacheObject& object_of(nb::handle object) {
   if (!nb::isinstance<CacheObject>(object) || !nb::inst_ready(object)) {
-    const auto name = nb::cast<std::string>(object.type().attr("__name__"));
-    throw nb::type_error(("a cache whose __init__ has run is needed, but got a " + name).c_str());
+    throw nb::type_error(("a cache whose __init__ has run is needed, but got a " + class_name(object)).c_str());
   }
   return nb::cast<CacheObject&>(object);
 }
@@ -96,8 +102,7 @@ std::unique_ptr<LayerCache> fork_of(nb::handle object) {
     for (nb::handle child : nb::iter(object.attr("caches"))) children.push_back(fork_of(child));
     return std::make_unique<CacheList>(std::move(children));
   }
-  const auto name = nb::cast<std::string>(object.type().attr("__name__"));
-  throw nb::type_error(("a layer must be one of reprise.cache's caches, but got " + name).c_str());
+  throw nb::type_error(("a layer must be one of reprise.cache's caches, but got " + class_name(object)).c_str());
 }
 
 bool is_native(nb::handle object) {
@@ -114,8 +119,7 @@ std::vector<const LayerCache*> native_layers(nb::handle caches) {
   std::vector<const LayerCache*> layers;
   for (nb::handle cache : nb::iter(caches)) {
     if (!nb::isinstance<CacheObject>(cache)) {
-      const auto name = nb::cast<std::string>(cache.type().attr("__name__"));
-      throw nb::type_error(("what is merged must be reprise.cache's caches, but got " + name).c_str());
+      throw nb::type_error(("what is merged must be reprise.cache's caches, but got " + class_name(cache)).c_str());
     }
     layers.push_back(&object_of(cache).cache());
   }
