@@ -250,6 +250,34 @@ class SingleWritesTest(Steps):
         self.check(ours.lengths, theirs.lengths)
         self.check(ours.make_mask(3), theirs.make_mask(3))
 
+    def test_the_list_of_slots_is_that_of_the_cache(self):
+        changes = {
+            "append": lambda c: c.cache.append(slot(3)),
+            "extend": lambda c: c.cache.extend([slot(3), None]),
+            "insert": lambda c: c.cache.insert(0, slot(3)),
+            "pop": lambda c: c.cache.pop(),
+            "del": lambda c: c.cache.__delitem__(0),
+            "remove": lambda c: c.cache.remove(None),
+            "slice": lambda c: c.cache.__setitem__(slice(0, 1), [slot(3), slot(4)]),
+            "reverse": lambda c: c.cache.reverse(),
+            "clear": lambda c: c.cache.clear(),
+        }
+        for name, change in changes.items():
+            pair = both("ArraysCache")
+            for cache in pair:
+                cache.cache = [None, slot(1), slot(2)]
+            results = [change(cache) for cache in pair]
+            self.check(*results, name)
+            self.check(*(cache.state for cache in pair), name)
+        for cache in (pair := both("ArraysCache")):
+            cache.cache += [slot(3)]
+            cache.cache *= 2
+            held = cache.cache
+            held.append(slot(4))
+            held[0] = slot(5)
+            self.assertEqual(len(held), len(cache.cache))
+        self.check(pair[0].state, pair[1].state)
+
 
 class PendingPromptTest(Steps):
     """Writing a field of a batch between the chunks of a right-padded prompt."""
