@@ -20,13 +20,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import logging
 import re
 import sys
 import threading
 from types import ModuleType
 from typing import Any, Callable, Iterator
 
-from . import _core
+from . import __version__, _core
 from ._base import _BaseCache
 from ._functions import maybe_quantize_kv_cache
 from ._prompt_store import LRUPromptCache
@@ -34,6 +35,7 @@ from .errors import UnsupportedError
 
 __all__ = ["install", "uninstall", "installed", "is_installed", "main"]
 
+_logger = logging.getLogger("reprise")
 _OLDEST = (0, 32)
 _SOURCES = ("mlx_lm.models.cache", "mlx_lm.models.base", "mlx_lm.generate")
 _ATTENTION = ("scaled_dot_product_attention", "quantized_scaled_dot_product_attention")
@@ -200,6 +202,8 @@ def _bounded_by_bytes(init: Callable[..., None]) -> Callable[..., None]:
         max_bytes = getattr(getattr(model_provider, "cli_args", None), "prompt_cache_bytes", None)
         if isinstance(max_bytes, int) and isinstance(prompt_cache, LRUPromptCache):
             prompt_cache.max_bytes = min(prompt_cache.max_bytes, max_bytes)
+        # Not by install(): that is before the server has set up its log.
+        _logger.info("mlx-lm %s on the caches of reprise %s", sys.modules["mlx_lm"].__version__, __version__)
         init(self, model_provider, prompt_cache, *args, **kwargs)
 
     return __init__

@@ -210,6 +210,13 @@ class InstallTest(unittest.TestCase):
         self.assertEqual(make(1000).max_bytes, 1000)
         self.assertEqual(make(None).max_bytes, 1 << 63)
 
+    def test_the_log_of_the_server_tells_whose_caches_it_uses(self):
+        reprise.mlx_lm.install()
+        provider = SimpleNamespace(cli_args=SimpleNamespace(prompt_cache_bytes=None))
+        with mock.patch.object(mlx_lm.server, "Thread"), self.assertLogs("reprise", "INFO") as logs:
+            mlx_lm.server.ResponseGenerator(provider, mlx_lm.server.LRUPromptCache(3))
+        self.assertIn(f"mlx-lm {mlx_lm.__version__} on the caches of reprise {reprise.__version__}", logs.output[0])
+
     def test_the_command_line(self):
         for arguments, code, text in ((["--version"], 0, mlx_lm.__version__), (["nonsense"], 1, "subcommand")):
             done = subprocess.run(
