@@ -419,11 +419,11 @@ class ReferenceFilesTest(FilesTestCase):
                 self.check_alike(loaded, cache)
 
     @ours_only
-    @ours_only
     def test_a_cache_of_mlx_lms_own_class_is_refused_by_its_full_name(self):
         with self.assertRaisesRegex(TypeError, r"mlx_lm\.models\.cache\.KVCache"):
             SUBJECT.save_prompt_cache(str(self.folder / "theirs.safetensors"), [REFERENCE.KVCache()])
 
+    @ours_only
     def test_a_cache_of_mlx_lm_gives_the_bytes_of_ours(self):
         for (name, theirs), (_, ours) in zip(self.samples(REFERENCE), (pair for pair in self.samples(SUBJECT)
                                                                          if pair[0] != "ConcatenateKVCache()")):
