@@ -14,7 +14,7 @@ from . import _core
 
 def restored(cls: type, state: Any, extra: dict[str, Any]) -> Any:
     """A cache of `cls` from its state and what the state cannot tell."""
-    return _core._unpickled(cls, state, extra)
+    return _core._unpickled(cls, state, extra)  # type: ignore[attr-defined]  # private: not in the stub
 
 
 def given_to(cache: Any) -> Any:

@@ -29,10 +29,10 @@ _logger = logging.getLogger("reprise")
 @dataclass
 class PromptTrieResult:
     model: Any
-    exact: Optional[list]  # the tokens themselves are stored; the others are then not looked for
-    shorter: Optional[list]  # longest stored proper prefix
+    exact: Optional[Sequence[Any]]  # the tokens themselves are stored; the others are then not looked for
+    shorter: Optional[Sequence[Any]]  # longest stored proper prefix
     # Shortest stored sequence that begins with the first `common_prefix` tokens, when those are at least one.
-    longer: Optional[list]
+    longer: Optional[Sequence[Any]]
     common_prefix: int  # tokens shared with any stored sequence; 0 for an exact match
 
 
@@ -161,7 +161,7 @@ class LRUPromptCache:
                 surplus = len(result.longer) - reused
                 if can_trim_prompt_cache(entry.prompt_cache, surplus):
                     return self._hit(entry, surplus), tokens[reused:]
-            if shorter_length > 0:
+            if result.shorter is not None and shorter_length > 0:
                 return self._hit(self._trie.get(model, result.shorter), 0), tokens[shorter_length:]
             return None, tokens
 
@@ -182,9 +182,10 @@ class LRUPromptCache:
             )
         # The lock from here: who asks right after an answer waits for its cache instead of missing it.
         with self._lock:
-            prompt_cache, length = _fitted(prompt_cache, len(tokens))
-            if prompt_cache is None:
+            fitted, length = _fitted(prompt_cache, len(tokens))
+            if fitted is None:
                 return False
+            prompt_cache = fitted
             tokens = tokens[:length]
             mx.eval([c.state for c in prompt_cache if hasattr(c, "state")])
             entry = LRUPromptCache.CacheEntry(prompt_cache, prompt_cache_nbytes(prompt_cache), cache_type)
