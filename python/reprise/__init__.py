@@ -33,9 +33,9 @@ except ModuleNotFoundError as error:
         raise
     # A source folder that shadows the installed package, or a build for another version of Python.
     raise ImportError(
-        f"reprise in {__path__[0]} has no native module for Python {sys.version_info[0]}.{sys.version_info[1]}: install "
-        "it with this Python (pip install './python[cpu]' in a checkout) and start outside the folder python/ of the "
-        "checkout"
+        f"reprise in {__path__[0]} has no native module for Python {sys.version_info[0]}.{sys.version_info[1]}: "
+        "install it with this Python (pip install './python[cpu]' in a checkout; on macOS ./python) and start outside "
+        "the folder python/ of the checkout"
     ) from None
 
 __version__: str = _version
