@@ -40,7 +40,7 @@ class CacheList(_BaseCache):
 
     def length(self) -> int:
         """Most rows that a child's attention can see."""
-        return max((_length(c) for c in self.caches), default=0)
+        return max((length_of(c) for c in self.caches), default=0)
 
     @property
     def position(self) -> Optional[int]:
@@ -155,7 +155,8 @@ def _class_named(name: str) -> Any:
     return found
 
 
-def _length(cache: Any) -> int:
+def length_of(cache: Any) -> int:
+    """Rows that attention can see; of an object of another package, its size."""
     return cache.length() if hasattr(cache, "length") else cache.size()
 
 
@@ -171,4 +172,4 @@ def _max_trim(cache: Any) -> int:
     if hasattr(cache, "max_trim"):
         return cache.max_trim()
     offset = getattr(cache, "offset", None)
-    return offset if isinstance(offset, int) else _length(cache)
+    return offset if isinstance(offset, int) else length_of(cache)

@@ -12,7 +12,7 @@ from typing import Any, Optional
 
 from . import _core
 from ._base import _BaseCache
-from ._cache_list import CacheList
+from ._cache_list import CacheList, length_of
 from ._restore import change_all
 from .errors import FailedPreconditionError, InvalidArgumentError, UnsupportedError
 
@@ -102,7 +102,7 @@ def trim_prompt_cache(cache: list[Any], num_tokens: int) -> int:
 
 def cache_length(cache: list[Any]) -> int:
     """Most rows that a layer's attention can see; 0 for no layers."""
-    return max((c.length() if hasattr(c, "length") else c.size() for c in cache), default=0)
+    return max(map(length_of, cache), default=0)
 
 
 def prompt_cache_nbytes(cache: list[Any]) -> int:
@@ -155,11 +155,7 @@ def maybe_quantize_kv_cache(
     """
     if kv_bits is None:
         return
-    if kv_group_size not in (32, 64, 128) or kv_bits not in (2, 3, 4, 5, 6, 8):
-        raise InvalidArgumentError(
-            "[maybe_quantize_kv_cache] kv_group_size must be 32, 64 or 128 and kv_bits 2, 3, 4, 5, 6 or 8, but got "
-            f"{kv_group_size} and {kv_bits}"
-        )
+    _core.QuantizedKVCache(group_size=kv_group_size, bits=kv_bits)  # refuses what MLX does not know
     candidates = [(index, c) for index, c in enumerate(prompt_cache) if hasattr(c, "to_quantized")]
     for index, layer in candidates:
         _check_head_size(index, layer, kv_group_size)

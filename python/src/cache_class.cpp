@@ -115,26 +115,23 @@ bool is_native(nb::handle object) {
   return true;
 }
 
-std::vector<const LayerCache*> native_layers(nb::handle caches) {
+nb::object merged(nb::handle caches) {
+  const nb::tuple held = nb::tuple(caches);  // an iterator's caches live no longer than its step
   std::vector<const LayerCache*> layers;
-  for (nb::handle cache : nb::iter(caches)) {
+  for (nb::handle cache : held) {
     if (!nb::isinstance<CacheObject>(cache)) {
       throw nb::type_error(("what is merged must be reprise.cache's caches, but got " + class_name(cache)).c_str());
     }
     layers.push_back(&object_of(cache).cache());
   }
-  return layers;
+  return wrap(merge_caches(layers));
 }
 
 void def_merge(nb::handle type, const std::string& batch_class) {
   const std::string signature = "def merge(cls, caches: collections.abc.Iterable[LayerCache]) -> " + batch_class;
   def_classmethod(
-      type, "merge",
-      [](nb::handle, nb::handle caches) {
-        const nb::tuple held = nb::tuple(caches);  // an iterator's caches live no longer than its step
-        return wrap(merge_caches(native_layers(held)));
-      },
-      nb::arg("cls"), nb::arg("caches"), nb::sig(signature.c_str()),
+      type, "merge", [](nb::handle, nb::handle caches) { return merged(caches); }, nb::arg("cls"), nb::arg("caches"),
+      nb::sig(signature.c_str()),
       "A batch of these caches, one row each, of the batch class that they have; they stay as they are.");
 }
 

@@ -51,8 +51,8 @@ std::unique_ptr<LayerCache> fork_of(nanobind::handle object);
 // All of a list's caches are native, or CacheLists of such.
 bool is_native(nanobind::handle object);
 
-// The caches of a list, all native. Throws: TypeError.
-std::vector<const LayerCache*> native_layers(nanobind::handle caches);
+// A batch of native caches. Throws: TypeError for any other object; as merge_caches.
+nanobind::object merged(nanobind::handle caches);
 
 template <typename Cache>
 nanobind::class_<Bound<Cache>, CacheObject> cache_class(nanobind::module_& m, const char* doc) {

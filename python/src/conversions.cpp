@@ -115,11 +115,6 @@ nb::object to_python(const Mask& mask) {
   return nb::cast(std::get<mx::array>(mask));
 }
 
-nb::object to_python(const Offset& offset) {
-  if (const int* position = std::get_if<int>(&offset)) return nb::int_(*position);
-  return nb::cast(std::get<mx::array>(offset));
-}
-
 std::vector<int> to_ints(nb::handle value, const char* name) {
   if (nb::isinstance<mx::array>(value)) return ints_of(nb::cast<mx::array>(value), name);
   if (nb::isinstance<nb::str>(value) || nb::isinstance<nb::bytes>(value) || !nb::hasattr(value, "__iter__")) {

@@ -25,8 +25,6 @@ State to_counts(nanobind::handle value, const char* name);
 nanobind::tuple to_python(const KeysValues& keys_values);
 // None, "causal" or an array.
 nanobind::object to_python(const Mask& mask);
-// An int, or an int32 array [B].
-nanobind::object to_python(const Offset& offset);
 
 // A list, a tuple or any iterable of integers, or an array of integers with one axis, which is evaluated.
 // Throws: TypeError, ValueError; `name` is the argument's.

@@ -40,8 +40,7 @@ void bind_snapshots(nb::module_& m) {
           },
           "cache"_a, "position"_a = nb::none(),
           "Remembers where the cache stands; `position` for caches in which no layer knows it. Returns False when "
-          "nothing "
-          "had to be kept, or when it alone exceeds the limits.")
+          "nothing had to be kept, or when it alone exceeds the limits.")
       .def(
           "rewind",
           [](Snapshots& self, nb::handle cache, int to) {
@@ -52,8 +51,7 @@ void bind_snapshots(nb::module_& m) {
           },
           "cache"_a, "to"_a,
           "Takes the cache back to position `to`, or to the newest snapshot before it. Returns the position reached, "
-          "from "
-          "which the caller feeds again, or None, and nothing has changed, when no way leads there.")
+          "from which the caller feeds again, or None, and nothing has changed, when no way leads there.")
       .def("forget_after", &Snapshots::forget_after, "position"_a)
       .def("clear", &Snapshots::clear)
       .def("fork", &Snapshots::fork, "The same points for a fork of the live cache.")
@@ -77,13 +75,8 @@ void bind_prompt_cache(nb::module_& m) {
       "check_prompt_cache",
       [](nb::handle cache, std::optional<int> expected) { check_prompt_cache(fork_layers(cache), expected); },
       "cache"_a, "expected"_a = nb::none());
-  m.def(
-      "merge_caches",
-      [](nb::handle caches) {
-        const nb::tuple held = nb::tuple(caches);  // an iterator's caches live no longer than its step
-        return wrap(merge_caches(native_layers(held)));
-      },
-      "caches"_a, "A batch of these caches, one row each, of the batch class that they have; they stay as they are.");
+  m.def("merge_caches", &merged, "caches"_a,
+        "A batch of these caches, one row each, of the batch class that they have; they stay as they are.");
   m.def(
       "to_quantized",
       [](nb::handle cache, int group_size, int bits) { return wrap(fork_of(cache)->to_quantized(group_size, bits)); },
