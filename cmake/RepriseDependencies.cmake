@@ -12,6 +12,11 @@ if(NOT OPENSSL_FOUND OR NOT nlohmann_json_FOUND)
     "The headers of OpenSSL and of nlohmann-json 3.11 or newer are needed. Debian and Ubuntu: "
     "apt-get install libssl-dev nlohmann-json3-dev. macOS: brew install openssl@3 nlohmann-json.")
 endif()
+find_package(hwy CONFIG)
+if(NOT TARGET hwy::hwy)
+  message(FATAL_ERROR
+    "Highway is needed. Debian and Ubuntu: apt-get install libhwy-dev. macOS: brew install highway.")
+endif()
 find_package(MLX 0.32 REQUIRED CONFIG)
 include(RepriseMLX)
 

@@ -3,25 +3,12 @@
 #pragma once
 
 #include <optional>
-#include <variant>
-#include <vector>
 
 #include "mlx/array.h"
 #include "mlx/dtype.h"
+#include "reprise/kernels/weight.h"
 
 namespace reprise {
-
-// MLX's affine quantisation along the input axis: w = scale · q + bias per group.
-struct QuantizedWeight {
-  mlx::core::array packed;  // uint32 [out, in * bits / 32]
-  mlx::core::array scales;  // [out, in / group_size]
-  mlx::core::array biases;  // [out, in / group_size]
-  int group_size = 64;      // 32, 64 or 128
-  int bits = 4;             // 2, 3, 4, 5, 6 or 8
-};
-
-using DenseWeight = mlx::core::array;  // [out, in]
-using Weight = std::variant<DenseWeight, QuantizedWeight>;
 
 // x [..., in] · weightᵀ → [..., out] in x's dtype.
 mlx::core::array multiply_transposed(const mlx::core::array& x, const Weight& weight);

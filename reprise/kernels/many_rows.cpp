@@ -1,0 +1,1 @@
+#include "reprise/kernels/many_rows.h"

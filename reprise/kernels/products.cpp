@@ -1,0 +1,1 @@
+#include "reprise/kernels/products.h"

@@ -1,0 +1,71 @@
+#include "reprise/kernels/reference.h"
+
+#include <utility>
+
+#include "mlx/fast.h"
+#include "mlx/ops.h"
+
+namespace reprise::kernels::reference {
+
+namespace mx = mlx::core;
+
+namespace {
+
+mx::array apply(const mx::array& x, const AffineMap& map) {
+  auto y = multiply_transposed(x, map.weight);
+  return map.bias ? mx::add(y, *map.bias) : y;
+}
+
+mx::array activated(const mx::array& gate, GateActivation activation) {
+  if (activation == GateActivation::silu) return mx::multiply(gate, mx::sigmoid(gate));
+  const auto number = [&](float value) { return mx::array(value, gate.dtype()); };
+  const auto cubic = mx::multiply(number(0.044715f), mx::multiply(gate, mx::multiply(gate, gate)));
+  const auto inner = mx::tanh(mx::multiply(number(0.7978845608f), mx::add(gate, cubic)));
+  return mx::multiply(mx::multiply(number(0.5f), gate), mx::add(number(1.0f), inner));
+}
+
+}  // namespace
+
+mx::array multiply_transposed(const mx::array& x, const Weight& weight) {
+  if (const auto* dense = std::get_if<DenseWeight>(&weight)) {
+    return mx::matmul(x, mx::transpose(mx::astype(*dense, x.dtype())));
+  }
+  const auto& w = std::get<QuantizedWeight>(weight);
+  return mx::quantized_matmul(x, w.packed, mx::astype(w.scales, x.dtype()), mx::astype(w.biases, x.dtype()),
+                              /*transpose=*/true, w.group_size, w.bits);
+}
+
+std::vector<mx::array> linear(const mx::array& x, const std::vector<AffineMapPtr>& maps,
+                              const std::optional<RmsNormParams>& norm) {
+  const mx::array input = norm ? reference::rms_norm(x, *norm) : x;
+  std::vector<mx::array> out;
+  for (const AffineMapPtr& map : maps) out.push_back(apply(input, *map));
+  return out;
+}
+
+mx::array linear_add(const mx::array& x, const AffineMapPtr& map, const mx::array& residual) {
+  return mx::add(residual, apply(x, *map));
+}
+
+mx::array gated_mlp(const mx::array& x, const AffineMapPtr& gate, const AffineMapPtr& up, const AffineMapPtr& down,
+                    GateActivation activation, const std::optional<RmsNormParams>& norm,
+                    const std::optional<mx::array>& residual) {
+  const mx::array input = norm ? reference::rms_norm(x, *norm) : x;
+  const mx::array hidden = mx::multiply(activated(apply(input, *gate), activation), apply(input, *up));
+  const mx::array out = apply(hidden, *down);
+  return residual ? mx::add(*residual, out) : out;
+}
+
+mx::array rms_norm(const mx::array& x, const RmsNormParams& norm) {
+  return mx::fast::rms_norm(x, norm.weight, norm.eps);
+}
+
+mx::array embedding(const mx::array& ids, const Weight& weight, mx::Dtype dtype) {
+  if (const auto* dense = std::get_if<DenseWeight>(&weight)) return mx::astype(mx::take(*dense, ids, 0), dtype);
+  const auto& w = std::get<QuantizedWeight>(weight);
+  // Scales are widened before the product: rounding happens once, to dtype.
+  return mx::dequantize(mx::take(w.packed, ids, 0), mx::astype(mx::take(w.scales, ids, 0), dtype),
+                        mx::astype(mx::take(w.biases, ids, 0), dtype), w.group_size, w.bits);
+}
+
+}  // namespace reprise::kernels::reference

@@ -1,0 +1,29 @@
+// The same operations made of MLX's own: what the kernels are held against in tests, and what runs on a GPU.
+// Threads: results are unevaluated arrays of the calling thread.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "mlx/array.h"
+#include "reprise/kernels/attention.h"
+#include "reprise/kernels/linear.h"
+
+namespace reprise::kernels::reference {
+
+mlx::core::array multiply_transposed(const mlx::core::array& x, const Weight& weight);
+std::vector<mlx::core::array> linear(const mlx::core::array& x, const std::vector<AffineMapPtr>& maps,
+                                     const std::optional<RmsNormParams>& norm = {});
+mlx::core::array linear_add(const mlx::core::array& x, const AffineMapPtr& map, const mlx::core::array& residual);
+mlx::core::array gated_mlp(const mlx::core::array& x, const AffineMapPtr& gate, const AffineMapPtr& up,
+                           const AffineMapPtr& down, GateActivation activation,
+                           const std::optional<RmsNormParams>& norm, const std::optional<mlx::core::array>& residual);
+mlx::core::array rms_norm(const mlx::core::array& x, const RmsNormParams& norm);
+mlx::core::array embedding(const mlx::core::array& ids, const Weight& weight, mlx::core::Dtype dtype);
+mlx::core::array attention(const mlx::core::array& queries, const KeysValues& keys_values,
+                           const AttentionParams& params);
+StoreAndAttendResult store_and_attend(const mlx::core::array& queries, const mlx::core::array& keys,
+                                      const mlx::core::array& values, int heads, const RopeParams* rope,
+                                      const Offset& offset, StoreTarget target, const AttentionParams& params);
+
+}  // namespace reprise::kernels::reference

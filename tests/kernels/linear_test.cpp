@@ -1,0 +1,3 @@
+#include "reprise/kernels/linear.h"
+
+#include <gtest/gtest.h>

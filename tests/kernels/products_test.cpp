@@ -1,0 +1,3 @@
+#include "reprise/kernels/products.h"
+
+#include <gtest/gtest.h>
