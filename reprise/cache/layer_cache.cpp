@@ -81,6 +81,9 @@ mx::array AttentionCache::attend(const mx::array& queries, const mx::array& keys
     const StoredDtypes stored = stored_dtypes(keys_and_values());
     new_keys = cast(new_keys, stored.keys);
     new_values = cast(new_values, stored.values);
+  } else if (options.stored_dtype) {
+    new_keys = cast(new_keys, *options.stored_dtype);
+    new_values = cast(new_values, *options.stored_dtype);
   }
 
   // The fork is gone before anything is evaluated, so it does not keep MLX from writing in place.
@@ -93,6 +96,23 @@ mx::array AttentionCache::attend(const mx::array& queries, const mx::array& keys
     restore(std::move(*before));
     throw;
   }
+}
+
+mx::array AttentionCache::attend_projections(const Projections& projections, const AttentionOptions& options) {
+  const auto& [queries, keys, values, heads, kv_heads] = projections;
+  const auto is_split = [](const mx::array& x, int parts) {
+    return x.ndim() == 3 && parts > 0 && x.shape(2) % parts == 0;
+  };
+  if (!is_split(queries, heads) || !is_split(keys, kv_heads) || !is_split(values, kv_heads)) {
+    throw Error(ErrorCode::invalid_argument,
+                "[AttentionCache::attend_projections] queries [B, L, heads * D], keys [B, L, kv_heads * D] and values "
+                "[B, L, kv_heads * Dv] must be whole heads");
+  }
+  const auto split = [](const mx::array& x, int parts) {
+    return mx::transpose(mx::reshape(x, {x.shape(0), x.shape(1), parts, -1}), {0, 2, 1, 3});
+  };
+  const mx::array out = attend(split(queries, heads), split(keys, kv_heads), split(values, kv_heads), options);
+  return mx::reshape(mx::transpose(out, {0, 2, 1, 3}), {out.shape(0), out.shape(2), -1});
 }
 
 }  // namespace reprise

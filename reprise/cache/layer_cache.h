@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "mlx/array.h"
+#include "mlx/dtype.h"
 #include "reprise/cache/state.h"
 #include "reprise/nn/keys_values.h"
 #include "reprise/nn/rope.h"
@@ -86,6 +87,17 @@ struct AttentionOptions {
   float scale = 1.0f;
   Mask mask = NoMask{};
   std::optional<mlx::core::array> sinks = {};  // [H]
+  // In which dtype a cache that is still empty stores the rows; none: as they come.
+  std::optional<mlx::core::Dtype> stored_dtype = {};
+};
+
+// New rows as linear layers give them.
+struct Projections {
+  mlx::core::array queries;  // [B, L, heads * D]
+  mlx::core::array keys;     // [B, L, kv_heads * D]
+  mlx::core::array values;   // [B, L, kv_heads * Dv]
+  int heads;
+  int kv_heads;
 };
 
 struct MaskOptions {
@@ -114,6 +126,10 @@ class AttentionCache : public LayerCache {
   // dtype. The default is made of the parts; a class overrides it where a fused kernel exists, with equal results.
   virtual mlx::core::array attend(const mlx::core::array& queries, const mlx::core::array& keys,
                                   const mlx::core::array& values, const AttentionOptions& options);
+
+  // As attend, from projections to what the output projection takes: [B, L, heads * Dv] in the queries' dtype. A class
+  // overrides it where one kernel does all of it.
+  virtual mlx::core::array attend_projections(const Projections& projections, const AttentionOptions& options);
 
  protected:
   // Becomes `earlier`, which is a fork of this object: how attend undoes an update when what follows throws.
