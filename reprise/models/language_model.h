@@ -49,8 +49,10 @@ class LanguageModel {
 };
 
 struct ModelOptions {
-  // Dtype of activations and of keys and values. None: float32 on the CPU, the weights' own dtype on a GPU.
+  // Dtype of activations. None: float32 on the CPU, the weights' own dtype on a GPU.
   std::optional<mlx::core::Dtype> compute_dtype = {};
+  // Dtype in which caches that start empty store keys and values. None: float16 on the CPU, the compute dtype on a GPU.
+  std::optional<mlx::core::Dtype> kv_dtype = {};
 };
 
 // Builds the architecture that config_json's `model_type` names, and evaluates its weights.

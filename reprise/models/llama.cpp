@@ -100,11 +100,13 @@ class Attention {
         o_proj_(weights.take_linear(path + ".o_proj", config.hidden_size, heads_ * head_dim_, config.attention_bias)) {}
 
   // x [B, L, E] → [B, L, E].
-  mx::array operator()(const mx::array& x, AttentionCache& cache, const Rope& rope, const Mask& mask) const {
-    const auto out = cache.attend(
-        split_heads(q_proj_(x), heads_), split_heads(k_proj_(x), kv_heads_), split_heads(v_proj_(x), kv_heads_),
-        {.rope = &rope, .scale = 1.0f / std::sqrt(static_cast<float>(head_dim_)), .mask = mask});
-    return o_proj_(join_heads(out));
+  mx::array operator()(const mx::array& x, AttentionCache& cache, const Rope& rope, const Mask& mask,
+                       mx::Dtype kv_dtype) const {
+    return o_proj_(cache.attend_projections({q_proj_(x), k_proj_(x), v_proj_(x), heads_, kv_heads_},
+                                            {.rope = &rope,
+                                             .scale = 1.0f / std::sqrt(static_cast<float>(head_dim_)),
+                                             .mask = mask,
+                                             .stored_dtype = kv_dtype}));
   }
 
  private:
@@ -137,10 +139,11 @@ Layer make_layer(const LlamaConfig& config, WeightReader& weights, const std::st
 
 class LlamaModel final : public LanguageModel {
  public:
-  LlamaModel(ModelInfo info, const LlamaConfig& config, Embedding embed_tokens, std::vector<Layer> layers, RmsNorm norm,
-             std::optional<Linear> lm_head)
+  LlamaModel(ModelInfo info, const LlamaConfig& config, mx::Dtype kv_dtype, Embedding embed_tokens,
+             std::vector<Layer> layers, RmsNorm norm, std::optional<Linear> lm_head)
       : LanguageModel(std::move(info)),
         rope_(config.rope),
+        kv_dtype_(kv_dtype),
         sliding_window_(config.sliding_window),
         is_sliding_(config.is_sliding),
         embed_tokens_(std::move(embed_tokens)),
@@ -157,7 +160,7 @@ class LlamaModel final : public LanguageModel {
     for (std::size_t i = 0; i < layers_.size(); ++i) {
       const Layer& layer = layers_[i];
       const Mask& mask = is_sliding_[i] ? *sliding : *full;
-      h = mx::add(h, layer.self_attn(layer.input_layernorm(h), cache.at<AttentionCache>(i), rope_, mask));
+      h = mx::add(h, layer.self_attn(layer.input_layernorm(h), cache.at<AttentionCache>(i), rope_, mask, kv_dtype_));
       h = mx::add(h, layer.mlp(layer.post_attention_layernorm(h)));
     }
     h = norm_(h);
@@ -186,6 +189,7 @@ class LlamaModel final : public LanguageModel {
   }
 
   Rope rope_;
+  mx::Dtype kv_dtype_;
   int sliding_window_;
   std::vector<bool> is_sliding_;
   Embedding embed_tokens_;
@@ -214,8 +218,8 @@ std::unique_ptr<LanguageModel> make_llama(const ModelFiles& files, const ModelOp
   std::optional<Linear> lm_head;
   if (!tied) lm_head = weights.take_linear("lm_head", config.vocab_size, config.hidden_size, false);
   weights.finish();
-  return std::make_unique<LlamaModel>(model_info(json, weights), config, std::move(embed_tokens), std::move(layers),
-                                      std::move(norm), std::move(lm_head));
+  return std::make_unique<LlamaModel>(model_info(json, weights), config, kv_dtype(options, weights.dtype()),
+                                      std::move(embed_tokens), std::move(layers), std::move(norm), std::move(lm_head));
 }
 
 }  // namespace reprise::internal

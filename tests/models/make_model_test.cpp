@@ -64,9 +64,21 @@ TEST(MakeModel, TinyLlamaRunsAndKnowsItself) {
   EXPECT_EQ(cache_length(cache), 3);
 }
 
-TEST(MakeModel, AComputeDtypeThatIsNoFloatOfOursIsRefused) {
+TEST(MakeModel, KeysAndValuesAreStoredAsAskedElseNarrow) {
+  const auto stored = [](const ModelOptions& options) {
+    const auto model = make_model(tiny_llama(), options);
+    auto cache = model->make_cache();
+    EXPECT_EQ(model->forward(mx::array({1, 2, 3}, {1, 3}), cache).dtype(), mx::float32);
+    return std::get<DenseKV>(cache.at<AttentionCache>(0).keys_and_values()).values.dtype();
+  };
+  EXPECT_EQ(stored({}), mx::float16);
+  for (mx::Dtype dtype : {mx::float32, mx::bfloat16, mx::float16}) EXPECT_EQ(stored({.kv_dtype = dtype}), dtype);
+}
+
+TEST(MakeModel, ADtypeThatIsNoFloatOfOursIsRefused) {
   for (mx::Dtype dtype : {mx::int32, mx::float64, mx::complex64}) {
     EXPECT_THROW(make_model(tiny_llama(), {.compute_dtype = dtype}), Error);
+    EXPECT_THROW(make_model(tiny_llama(), {.kv_dtype = dtype}), Error);
   }
   EXPECT_NO_THROW(make_model(tiny_llama(), {.compute_dtype = mx::bfloat16}));
 }
