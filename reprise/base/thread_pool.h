@@ -30,8 +30,9 @@ class ThreadPool {
   // the others have ended. With one task or one thread it runs here.
   template <typename Task>
   void run(int tasks, Task&& task) {
-    run_erased(tasks, [](void* context, int i) { (*static_cast<std::remove_reference_t<Task>*>(context))(i); },
-               const_cast<void*>(static_cast<const void*>(&task)));
+    run_erased(
+        tasks, [](void* context, int i) { (*static_cast<std::remove_reference_t<Task>*>(context))(i); },
+        const_cast<void*>(static_cast<const void*>(&task)));
   }
 
  private:
