@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "mlx/array.h"
+#include "mlx/dtype.h"
 #include "reprise/kernels/keys_values.h"
 #include "reprise/kernels/rope.h"
 
@@ -21,20 +22,24 @@ struct AttentionParams {
   std::optional<mlx::core::array> row_starts = {};
 };
 
-// softmax(scale · q · Kᵀ + mask) · V with grouped heads (H a multiple of Hkv). queries [B, H, L, D], float32, float16 or
-// bfloat16; keys and values of any floating dtype or quantised. Returns: [B, H, L, Dv] in the queries' dtype; a fully
-// masked row is finite. Sums are float32. Requires: shapes that fit (nn checks them).
+// softmax(scale · q · Kᵀ + mask) · V with grouped heads (H a multiple of Hkv). queries [B, H, L, D], float32, float16
+// or bfloat16; keys and values of any floating dtype or quantised. Returns: [B, H, L, Dv] in the queries' dtype; a
+// fully masked row is finite. Sums are float32. Requires: shapes that fit (nn checks them).
 mlx::core::array attention(const mlx::core::array& queries, const KeysValues& keys_values,
                            const AttentionParams& params);
 
 // Where the L new rows go: columns at … at + L - 1 of buffers that attention then sees from column 0 to `visible` - 1.
-// `tensors`: [keys, values] [B, Hkv, capacity, D], or [packed, scales, biases] of keys, then of values. They are written
+// `tensors`: [keys, values] [B, Hkv, columns, D], or [packed, scales, biases] of keys, then of values. They are written
 // in place when nobody else holds them (move them in), else copied first, as MLX's slice_update does.
 struct StoreTarget {
-  std::vector<mlx::core::array> tensors;
+  std::vector<mlx::core::array> tensors;  // none: there is no buffer yet, at is 0
   std::optional<KVQuantization> quantization;
   int at = 0;
   int visible = 0;  // ≥ at + L, unless a ring has wrapped
+  // Columns that the buffers shall have, if more than they have: of the old ones the first `at` stay, the others are 0.
+  int capacity = 0;
+  // Of buffers that are not there yet (quantised: of scales and biases). None: the keys' and values' own.
+  std::optional<mlx::core::Dtype> dtype = {};
 };
 
 struct StoreAndAttendResult {
@@ -43,9 +48,10 @@ struct StoreAndAttendResult {
 };
 
 // Rotates queries and keys at `offset` (rope: none, they come rotated), stores keys and values in the buffers' dtype
-// (quantised: bit for bit what mx::quantize makes of the rotated rows in the queries' dtype), attends over columns
-// [0, visible). Shapes as linear layers give them: queries [B, L, H * D], keys [B, L, Hkv * D], values [B, L, Hkv * Dv].
-// A Causal mask lets query i see columns up to visible - L + i. Requires: shapes and dtypes that fit.
+// (float16: its largest number for what is beyond it; quantised: bit for bit what mx::quantize makes of the rotated
+// rows in the scales' dtype), attends over columns [0, visible). Shapes as linear layers give them: queries [B, L, H *
+// D], keys [B, L, Hkv * D], values [B, L, Hkv * Dv]. A Causal mask lets query i see columns up to visible - L + i.
+// Requires: shapes and dtypes that fit.
 StoreAndAttendResult store_and_attend(const mlx::core::array& queries, const mlx::core::array& keys,
                                       const mlx::core::array& values, int heads, const RopeParams* rope,
                                       const Offset& offset, StoreTarget target, const AttentionParams& params);

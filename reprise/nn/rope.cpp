@@ -116,6 +116,16 @@ mx::array evaluated(const std::vector<float>& values) {
   return result;
 }
 
+// Turns per position of each pair, by MLX's own operations: rows that kernels rotate are then those that MLX rotates.
+std::vector<float> frequencies(int dims, const std::optional<float>& base, const std::optional<mx::array>& freqs) {
+  const auto half = static_cast<float>(dims / 2);
+  mx::array turns = freqs ? mx::reciprocal(*freqs)
+                          : mx::exp(mx::multiply(mx::arange(0.0, -static_cast<double>(half), -1.0, mx::float32),
+                                                 mx::array(std::log(*base) / half, mx::float32)));
+  turns.eval();
+  return std::vector<float>(turns.data<float>(), turns.data<float>() + dims / 2);
+}
+
 }  // namespace
 
 Rope::Rope(const RopeOptions& options) : dims_(options.dims), traditional_(options.traditional) {
@@ -167,6 +177,9 @@ Rope::Rope(const RopeOptions& options) : dims_(options.dims), traditional_(optio
                 "proportional, dynamic, mrope, but got '" +
                     type + "'");
   }
+  if (dynamic_) return;
+  kernel_params_ = kernels::RopeParams{dims_, traditional_, scale_, input_scale_,
+                                       std::make_shared<const std::vector<float>>(frequencies(dims_, base_, freqs_))};
 }
 
 mx::array Rope::operator()(const mx::array& x, const Offset& offset, const RotateOptions& options) const {

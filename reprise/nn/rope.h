@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "mlx/array.h"
+#include "reprise/kernels/rope.h"
 #include "reprise/nn/keys_values.h"
 
 namespace reprise {
@@ -53,6 +54,9 @@ class Rope {
   // Throws: invalid_argument for another rank, D < dims, or offsets that are not [B].
   mlx::core::array operator()(const mlx::core::array& x, const Offset& offset, const RotateOptions& options = {}) const;
 
+  // The same rotation as kernels take it. Null for type "dynamic", whose frequencies depend on the length.
+  const kernels::RopeParams* kernel_params() const { return kernel_params_ ? &*kernel_params_ : nullptr; }
+
  private:
   int dims_;
   bool traditional_;
@@ -66,6 +70,7 @@ class Rope {
     int max_position_embeddings;
   };
   std::optional<Dynamic> dynamic_;
+  std::optional<kernels::RopeParams> kernel_params_;
 };
 
 // The scale of attention's scores under YaRN, where not the rotated features alone carry its magnitude (DeepSeek):
