@@ -1,0 +1,274 @@
+// Many rows with quantised weights: int16 products, summed exactly in int32 within a group. Compiled once for each
+// instruction set. Private to many_rows.cpp.
+//
+// Numbers of a block of 32 along k are taken in pairs (i, i + 16), which cost least to unpack; inputs are prepared so.
+#if defined(REPRISE_KERNELS_MANY_ROWS_INT16_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef REPRISE_KERNELS_MANY_ROWS_INT16_INL_H_
+#undef REPRISE_KERNELS_MANY_ROWS_INT16_INL_H_
+#else
+#define REPRISE_KERNELS_MANY_ROWS_INT16_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <utility>
+
+#include "reprise/kernels/many_rows_panel-inl.h"
+#include "reprise/kernels/many_rows_plan.h"
+
+HWY_BEFORE_NAMESPACE();
+#if HWY_TARGET == HWY_AVX3_DL && HWY_COMPILER_GCC_ACTUAL
+#pragma GCC target("avx512vnni")  // Highway 1.0.3 detects it, but does not tell the compiler
+#endif
+namespace reprise::kernels::cpu::many_rows::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+inline constexpr hn::ScalableTag<std::int32_t> kInts;
+inline constexpr hn::ScalableTag<std::uint32_t> kWords;
+using Floats = hn::Vec<hn::ScalableTag<float>>;
+using Ints = hn::Vec<hn::ScalableTag<std::int32_t>>;
+using WordVec = hn::Vec<hn::ScalableTag<std::uint32_t>>;
+
+inline constexpr std::size_t kBlock = 32;  // along k: all widths fill whole words, and all groups whole blocks
+inline constexpr std::size_t kPairs = kBlock / 2;
+
+// ---- Inputs
+
+inline void prepare_int16(const Int16Rows& rows, std::size_t group, const float* x, std::size_t ldx, std::size_t begin,
+                          std::size_t end) {
+  constexpr hn::CappedTag<float, kPairs> floats;
+  constexpr hn::RebindToSigned<decltype(floats)> ints;
+  const std::size_t lanes = hn::Lanes(floats);
+  for (std::size_t m = begin; m < end; ++m) {
+    const float* row = x + m * ldx;
+    std::int32_t* pairs = rows.pairs + m * rows.pairs_per_row;
+    for (std::size_t g = 0; g < rows.groups; ++g, row += group, pairs += group / 2) {
+      // Magnitudes compared as integers: NaN is above infinity, and infinity above all else.
+      auto largest = hn::Zero(ints);
+      for (std::size_t k = 0; k < group; k += lanes) {
+        largest = hn::Max(largest, hn::BitCast(ints, hn::Abs(hn::LoadU(floats, row + k))));
+      }
+      const float magnitude = hn::GetLane(hn::BitCast(floats, hn::MaxOfLanes(ints, largest)));
+      constexpr float kLevels = 32767.0F;
+      float scale = magnitude / kLevels;
+      float inverse = kLevels / magnitude;
+      if (magnitude < 1e-30F) scale = inverse = 0.0F;  // whose inverse would not be finite
+      if (!(magnitude <= std::numeric_limits<float>::max())) scale = std::numeric_limits<float>::quiet_NaN();
+      const auto factor = hn::Set(floats, inverse);
+      auto sum = hn::Zero(ints);
+      for (std::size_t k = 0; k < group; k += kBlock) {
+        for (std::size_t i = 0; i < kPairs; i += lanes) {
+          const auto low = hn::NearestInt(hn::Mul(hn::LoadU(floats, row + k + i), factor));
+          const auto high = hn::NearestInt(hn::Mul(hn::LoadU(floats, row + k + kPairs + i), factor));
+          sum = hn::Add(sum, hn::Add(low, high));
+          hn::StoreU(hn::Or(hn::And(low, hn::Set(ints, 0xffff)), hn::ShiftLeft<16>(high)), ints, pairs + k / 2 + i);
+        }
+      }
+      rows.scales[m * rows.groups + g] = scale;
+      rows.sums[m * rows.groups + g] = scale * static_cast<float>(hn::GetLane(hn::SumOfLanes(ints, sum)));
+    }
+  }
+}
+
+// ---- Weights
+
+// The 16 pairs of one block of 32 from its `kBits` words.
+template <int kBits>
+HWY_INLINE void unpack_block(const float* words, std::int32_t* pairs) {
+  const auto word = [&](std::size_t i) { return hn::BitCast(kWords, hn::Load(kFloats, words + i * kStrip)); };
+  const auto store = [&](std::size_t i, WordVec v) { hn::Store(hn::BitCast(kInts, v), kInts, pairs + i * kStrip); };
+  if constexpr (kBits == 2 || kBits == 4 || kBits == 8) {
+    constexpr std::size_t kPerHalf = 16 / kBits;
+    const auto mask = hn::Set(kWords, ((1U << kBits) - 1) * 0x10001U);
+    const auto low_half = hn::Set(kWords, 0xffffU);
+    HWY_UNROLL(4)
+    for (std::size_t j = 0; j < kBits / 2; ++j) {
+      const auto a = word(j);
+      const auto b = word(j + kBits / 2);
+      auto low = hn::Or(hn::And(a, low_half), hn::ShiftLeft<16>(b));
+      auto high = hn::Or(hn::ShiftRight<16>(a), hn::AndNot(low_half, b));
+      HWY_UNROLL(8)
+      for (std::size_t i = 0; i < kPerHalf; ++i) {
+        store(2 * j * kPerHalf + i, hn::And(low, mask));
+        store((2 * j + 1) * kPerHalf + i, hn::And(high, mask));
+        low = hn::ShiftRight<kBits>(low);
+        high = hn::ShiftRight<kBits>(high);
+      }
+    }
+  } else {
+    const auto mask = hn::Set(kWords, (1U << kBits) - 1);
+    const auto value = [&](std::size_t i) {
+      const std::size_t bit = i * kBits;
+      const int shift = static_cast<int>(bit % 32);
+      auto v = hn::ShiftRightSame(word(bit / 32), shift);
+      if (shift + kBits > 32) v = hn::Or(v, hn::ShiftLeftSame(word(bit / 32 + 1), 32 - shift));
+      return hn::And(v, mask);
+    };
+    HWY_UNROLL(16)
+    for (std::size_t i = 0; i < kPairs; ++i) store(i, hn::Or(value(i), hn::ShiftLeft<16>(value(i + kPairs))));
+  }
+}
+
+template <int kBits>
+HWY_NOINLINE void unpack_blocks(const float* words, std::size_t blocks, std::int32_t* pairs) {
+  for (std::size_t i = 0; i < blocks; ++i, words += kBits * kStrip, pairs += kPairs * kStrip) {
+    for (std::size_t v = 0; v < kStrip; v += kLanes) unpack_block<kBits>(words + v, pairs + v);
+  }
+}
+
+inline void unpack_blocks(int bits, const float* words, std::size_t blocks, std::int32_t* pairs) {
+  switch (bits) {
+    case 2:
+      return unpack_blocks<2>(words, blocks, pairs);
+    case 3:
+      return unpack_blocks<3>(words, blocks, pairs);
+    case 4:
+      return unpack_blocks<4>(words, blocks, pairs);
+    case 5:
+      return unpack_blocks<5>(words, blocks, pairs);
+    case 6:
+      return unpack_blocks<6>(words, blocks, pairs);
+    default:
+      return unpack_blocks<8>(words, blocks, pairs);
+  }
+}
+
+// ---- Products
+
+// sum + a0 · b0 + a1 · b1 for the pairs of int16 in each lane; `more` takes what the instruction set puts elsewhere.
+HWY_INLINE Ints add_products(Ints a, Ints b, Ints sum, Ints& more) {
+#if HWY_TARGET == HWY_AVX3_DL
+  // Highway multiplies and adds in two instructions here.
+  (void)more;
+  return Ints{_mm512_dpwssd_epi32(sum.raw, a.raw, b.raw)};
+#else
+  const hn::Repartition<std::int16_t, decltype(kInts)> shorts;
+  return hn::ReorderWidenMulAccumulate(kInts, hn::BitCast(shorts, a), hn::BitCast(shorts, b), sum, more);
+#endif
+}
+
+// Vectors of sums fill the registers: 32 with AVX-512 and NEON (which needs two a sum), else 16.
+#if HWY_TARGET <= HWY_AVX3
+inline constexpr std::size_t kTileRows = 8;
+#else
+inline constexpr std::size_t kTileRows = 5;
+#endif
+
+struct Int16Tile {
+  const std::int32_t* pairs;  // of the first row
+  std::size_t pairs_per_row;
+  const float* row_scales;  // [rows, groups_per_row]
+  const float* row_sums;
+  std::size_t groups_per_row;
+  const std::int32_t* panel;  // [groups · pairs_per_group, kStrip]
+  const float* scales;        // [groups, kStrip]
+  const float* biases;
+  std::size_t groups;
+  std::size_t pairs_per_group;
+  bool first;   // sums begin here
+  float* sums;  // [rows, kStrip]
+};
+
+template <std::size_t kRows>
+HWY_NOINLINE void multiply_tile(const Int16Tile& tile) {
+  const std::int32_t* HWY_RESTRICT panel = tile.panel;
+  const std::int32_t* HWY_RESTRICT x = tile.pairs;
+  const std::size_t stride = tile.pairs_per_row;
+  const std::size_t pairs_per_group = tile.pairs_per_group;
+  float* HWY_RESTRICT sums = tile.sums;
+  for (std::size_t g = 0; g < tile.groups; ++g) {
+    Ints left[kRows];
+    Ints right[kRows];
+    Ints more_left[kRows];
+    Ints more_right[kRows];
+    HWY_UNROLL(16)
+    for (std::size_t r = 0; r < kRows; ++r) left[r] = right[r] = more_left[r] = more_right[r] = hn::Zero(kInts);
+    for (std::size_t k = 0; k < pairs_per_group; ++k, panel += kStrip, ++x) {
+      const Ints w_left = hn::Load(kInts, panel);
+      const Ints w_right = hn::Load(kInts, panel + kLanes);
+      HWY_UNROLL(16)
+      for (std::size_t r = 0; r < kRows; ++r) {
+        const Ints pair = hn::Set(kInts, x[r * stride]);
+        left[r] = add_products(w_left, pair, left[r], more_left[r]);
+        right[r] = add_products(w_right, pair, right[r], more_right[r]);
+      }
+    }
+    const Floats scale_left = hn::Load(kFloats, tile.scales + g * kStrip);
+    const Floats scale_right = hn::Load(kFloats, tile.scales + g * kStrip + kLanes);
+    const Floats bias_left = hn::Load(kFloats, tile.biases + g * kStrip);
+    const Floats bias_right = hn::Load(kFloats, tile.biases + g * kStrip + kLanes);
+    const bool first = tile.first && g == 0;
+    HWY_UNROLL(16)
+    for (std::size_t r = 0; r < kRows; ++r) {
+      const Floats scale = hn::Set(kFloats, tile.row_scales[r * tile.groups_per_row + g]);
+      const Floats sum = hn::Set(kFloats, tile.row_sums[r * tile.groups_per_row + g]);
+      float* to = sums + r * kStrip;
+      const auto add = [&](Ints exact, Ints more, Floats w_scale, Floats w_bias, float* at) HWY_ATTR {
+        const Floats value = hn::ConvertTo(kFloats, hn::RearrangeToOddPlusEven(exact, more));
+        const Floats before = first ? hn::Zero(kFloats) : hn::Load(kFloats, at);
+        hn::Store(hn::MulAdd(value, hn::Mul(w_scale, scale), hn::MulAdd(w_bias, sum, before)), kFloats, at);
+      };
+      add(left[r], more_left[r], scale_left, bias_left, to);
+      add(right[r], more_right[r], scale_right, bias_right, to + kLanes);
+    }
+  }
+}
+
+using MultiplyTile = void (*)(const Int16Tile&);
+
+template <std::size_t... kRows>
+constexpr std::array<MultiplyTile, sizeof...(kRows)> tiles_of(std::index_sequence<kRows...>) {
+  return {multiply_tile<kRows + 1>...};
+}
+
+inline void multiply_int16(const WeightView& weight, const Int16Rows& rows, std::size_t num_rows, std::size_t begin,
+                           std::size_t end, float* out, std::size_t ldo) {
+  static constexpr auto kTiles = tiles_of(std::make_index_sequence<kTileRows>());
+  const auto cols = static_cast<std::size_t>(weight.cols);
+  const auto bits = static_cast<std::size_t>(weight.bits);
+  const auto group = static_cast<std::size_t>(weight.group_size);
+  const std::size_t row_blocks = row_block(cols * sizeof(std::int16_t));
+  const std::size_t groups_at_once = std::max<std::size_t>(1, kPanelDepth / group);
+  const std::size_t blocks_at_once = groups_at_once * group / kBlock;
+
+  Scratch scratch(kStrip * (blocks_at_once * (bits + kPairs) + 2 * rows.groups + std::min(num_rows, row_blocks)));
+  float* const words = scratch.take(blocks_at_once * bits * kStrip);
+  auto* const panel = reinterpret_cast<std::int32_t*>(scratch.take(blocks_at_once * kPairs * kStrip));
+  float* const scales = scratch.take(rows.groups * kStrip);
+  float* const biases = scratch.take(rows.groups * kStrip);
+  float* const sums = scratch.take(std::min(num_rows, row_blocks) * kStrip);
+
+  for (std::size_t m = 0; m < num_rows; m += row_blocks) {
+    const std::size_t m_end = std::min(num_rows, m + row_blocks);
+    for (std::size_t n = begin; n < end; n += kStrip) {
+      const std::size_t count = std::min(kStrip, end - n);
+      const std::size_t size = size_of(weight.element);
+      turn_elements(weight.element, StripRows(weight.scales, rows.groups * size, n, count), 0, rows.groups, scales);
+      turn_elements(weight.element, StripRows(weight.biases, rows.groups * size, n, count), 0, rows.groups, biases);
+      const StripRows packed(weight.data, cols * bits / 8, n, count);
+      for (std::size_t g = 0; g < rows.groups; g += groups_at_once) {
+        const std::size_t groups = std::min(groups_at_once, rows.groups - g);
+        const std::size_t blocks = groups * group / kBlock;
+        turn<Words>(packed, g * group / kBlock * bits, blocks * bits, words);
+        unpack_blocks(weight.bits, words, blocks, panel);
+        for_each_tile(m, m_end, kTileRows, [&](std::size_t first, std::size_t tile_rows) {
+          kTiles[tile_rows - 1]({rows.pairs + first * rows.pairs_per_row + g * group / 2, rows.pairs_per_row,
+                                 rows.scales + first * rows.groups + g, rows.sums + first * rows.groups + g,
+                                 rows.groups, panel, scales + g * kStrip, biases + g * kStrip, groups, group / 2,
+                                 g == 0, sums + (first - m) * kStrip});
+        });
+      }
+      write_out(sums, m_end - m, count, out + m * ldo + (n - begin), ldo);
+    }
+  }
+}
+
+}  // namespace reprise::kernels::cpu::many_rows::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // REPRISE_KERNELS_MANY_ROWS_INT16_INL_H_
