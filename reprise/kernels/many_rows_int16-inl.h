@@ -22,9 +22,6 @@
 #include "reprise/kernels/many_rows_plan.h"
 
 HWY_BEFORE_NAMESPACE();
-#if HWY_TARGET == HWY_AVX3_DL && HWY_COMPILER_GCC_ACTUAL
-#pragma GCC target("avx512vnni")  // Highway 1.0.3 detects it, but does not tell the compiler
-#endif
 namespace reprise::kernels::cpu::many_rows::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
@@ -140,15 +137,21 @@ inline void unpack_blocks(int bits, const float* words, std::size_t blocks, std:
 
 // ---- Products
 
-// sum + a0 · b0 + a1 · b1 for the pairs of int16 in each lane; `more` takes what the instruction set puts elsewhere.
-HWY_INLINE Ints add_products(Ints a, Ints b, Ints sum, Ints& more) {
+// sum += a0 · b0 + a1 · b1 for the pairs of int16 in each lane; `more` takes what the instruction set puts elsewhere.
+// The compiler is told where sums lie, since GCC 12 copies them around, and spills them.
+HWY_INLINE void add_products(Ints a, Ints b, Ints& sum, [[maybe_unused]] Ints& more) {
 #if HWY_TARGET == HWY_AVX3_DL
-  // Highway multiplies and adds in two instructions here.
-  (void)more;
-  return Ints{_mm512_dpwssd_epi32(sum.raw, a.raw, b.raw)};
+  asm("vpdpwssd %2, %1, %0" : "+v"(sum.raw) : "v"(a.raw), "v"(b.raw));  // Highway multiplies and adds in two
+#elif HWY_TARGET == HWY_AVX3
+  asm("vpaddd %1, %0, %0" : "+v"(sum.raw) : "v"(_mm512_madd_epi16(a.raw, b.raw)));
+#elif HWY_TARGET == HWY_AVX2
+  asm("vpaddd %1, %0, %0" : "+x"(sum.raw) : "x"(_mm256_madd_epi16(a.raw, b.raw)));
 #else
   const hn::Repartition<std::int16_t, decltype(kInts)> shorts;
-  return hn::ReorderWidenMulAccumulate(kInts, hn::BitCast(shorts, a), hn::BitCast(shorts, b), sum, more);
+  sum = hn::ReorderWidenMulAccumulate(kInts, hn::BitCast(shorts, a), hn::BitCast(shorts, b), sum, more);
+#if HWY_ARCH_X86
+  asm volatile("" : "+x"(sum.raw));
+#endif
 #endif
 }
 
@@ -194,8 +197,8 @@ HWY_NOINLINE void multiply_tile(const Int16Tile& tile) {
       HWY_UNROLL(16)
       for (std::size_t r = 0; r < kRows; ++r) {
         const Ints pair = hn::Set(kInts, x[r * stride]);
-        left[r] = add_products(w_left, pair, left[r], more_left[r]);
-        right[r] = add_products(w_right, pair, right[r], more_right[r]);
+        add_products(w_left, pair, left[r], more_left[r]);
+        add_products(w_right, pair, right[r], more_right[r]);
       }
     }
     const Floats scale_left = hn::Load(kFloats, tile.scales + g * kStrip);
