@@ -122,11 +122,6 @@ bool prefill_all(const LanguageModel& model, std::span<const TokenId> tokens, Re
   return true;
 }
 
-struct Sample {
-  mx::array token;    // int32 [1]
-  mx::array logprob;  // float32 [1]
-};
-
 // One token in, one sampled token out, all of it lazy.
 class Stepper {
  public:
@@ -134,20 +129,18 @@ class Stepper {
       : model_(model),
         cache_(cache),
         quantize_(options.kv_cache),
-        sampler_(make_sampler(options.sampling, options.num_draws)),
+        sampler_(make_logits_sampler(options.sampling, options.num_draws)),
         processors_(make_logits_processors(options.sampling)) {}
 
   // token int32 [1, 1], not yet in the record.
-  Sample operator()(const mx::array& token) {
+  SampledTokens operator()(const mx::array& token) {
     return with_mlx_errors([&] {
       auto logits = forward(model_, token, cache_.cache, quantize_);
-      logits = mx::astype(mx::reshape(logits, {1, -1}), mx::float32);
+      if (!processors_.empty()) logits = mx::astype(mx::reshape(logits, {1, -1}), mx::float32);
       for (const LogitsProcessor& processor : processors_) {
         logits = processor.apply(context(processor.context_size, token), logits);
       }
-      const auto logprobs = mx::subtract(logits, mx::logsumexp(logits, -1, /*keepdims=*/true));
-      const auto sampled = sampler_(logprobs);
-      return Sample{sampled, mx::reshape(mx::take_along_axis(logprobs, mx::reshape(sampled, {1, 1}), -1), {1})};
+      return sampler_(logits);
     });
   }
 
@@ -166,7 +159,7 @@ class Stepper {
   const LanguageModel& model_;
   RecordedCache& cache_;
   CacheQuantizer quantize_;
-  Sampler sampler_;
+  LogitsSampler sampler_;
   std::vector<LogitsProcessor> processors_;
 };
 
@@ -217,23 +210,23 @@ class Answer {
 void decode(const LanguageModel& model, TokenId last, RecordedCache& cache, const GenerateOptions& options, int total,
             Clock::time_point started, Answer& answer, GenerateResult& result) {
   Stepper step(model, cache, options);
-  Sample sample = step(as_row(std::span(&last, 1)));
-  with_mlx_errors([&] { mx::async_eval(sample.token, sample.logprob); });
+  SampledTokens sample = step(as_row(std::span(&last, 1)));
+  with_mlx_errors([&] { mx::async_eval(sample.tokens, sample.logprobs); });
   record(cache, std::span(&last, 1));
 
   auto& stats = result.stats;
   Clock::time_point first_token;
   for (int n = 1;; ++n) {
-    std::optional<Sample> next;
-    if (n < options.max_tokens) next = step(mx::reshape(sample.token, {1, 1}));
+    std::optional<SampledTokens> next;
+    if (n < options.max_tokens) next = step(mx::reshape(sample.tokens, {1, 1}));
     with_mlx_errors([&] {
-      mx::eval(sample.token, sample.logprob);
-      if (next) mx::async_eval(next->token, next->logprob);
+      mx::eval(sample.tokens, sample.logprobs);
+      if (next) mx::async_eval(next->tokens, next->logprobs);
     });
-    if (std::isnan(sample.logprob.item<float>())) {
+    if (std::isnan(sample.logprobs.item<float>())) {
       throw Error(ErrorCode::corrupt_data, "[generate] the model's logits are not numbers: its weights are damaged");
     }
-    const TokenId id = sample.token.item<std::int32_t>();
+    const TokenId id = sample.tokens.item<std::int32_t>();
     // The step just dispatched stores this token's row, delivered or not.
     if (next) record(cache, std::span(&id, 1));
     if (n == 1) {

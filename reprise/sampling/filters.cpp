@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string>
 
 #include "mlx/ops.h"
 #include "reprise/base/error.h"
@@ -53,18 +54,21 @@ mx::array apply_min_p(const mx::array& logprobs, float min_p, int min_tokens_to_
   return drop(dropped, logprobs);
 }
 
+void check_special_tokens(const std::vector<TokenId>& ids, int vocab_size) {
+  for (const TokenId id : ids) {
+    if (id < 0 || id >= vocab_size) {
+      throw Error(ErrorCode::invalid_argument, "[apply_xtc] special tokens must be ids below the vocabulary size " +
+                                                   std::to_string(vocab_size) + ", but got " + std::to_string(id));
+    }
+  }
+}
+
 mx::array apply_xtc(const mx::array& logprobs, float threshold, const std::vector<TokenId>& special_tokens) {
   const auto probs = mx::softmax(logprobs, -1, /*precise=*/true);
   const auto above = mx::where(mx::greater(probs, mx::array(threshold)), probs, mx::array(kInfinity));
   auto dropped = mx::greater(probs, mx::min(above, -1, /*keepdims=*/true));
   if (!special_tokens.empty()) {
-    const int vocab_size = logprobs.shape(-1);
-    for (const TokenId id : special_tokens) {
-      if (id < 0 || id >= vocab_size) {
-        throw Error(ErrorCode::invalid_argument, "[apply_xtc] special tokens must be ids below the vocabulary size " +
-                                                     std::to_string(vocab_size) + ", but got " + std::to_string(id));
-      }
-    }
+    check_special_tokens(special_tokens, logprobs.shape(-1));
     const auto count = static_cast<int>(special_tokens.size());
     const auto ids =
         mx::broadcast_to(mx::array(special_tokens.data(), {1, count}, mx::int32), {logprobs.shape(0), count});

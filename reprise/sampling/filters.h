@@ -19,6 +19,9 @@ mlx::core::array apply_top_p(const mlx::core::array& logprobs, float top_p);
 // Keeps tokens at least min_p times as likely as the row's likeliest, and the min_tokens_to_keep likeliest in any case.
 mlx::core::array apply_min_p(const mlx::core::array& logprobs, float min_p, int min_tokens_to_keep = 1);
 
+// Throws: invalid_argument for an id outside [0, vocab_size), in the name of apply_xtc.
+void check_special_tokens(const std::vector<TokenId>& ids, int vocab_size);
+
 // Of the tokens more likely than `threshold`, keeps only the least likely; less likely tokens and `special_tokens`
 // stay. Throws: invalid_argument for a special token outside the vocabulary.
 mlx::core::array apply_xtc(const mlx::core::array& logprobs, float threshold,

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <random>
+#include <string>
+#include <utility>
 
 #include "mlx/ops.h"
 #include "reprise/base/error.h"
+#include "reprise/kernels/select.h"
 #include "reprise/sampling/filters.h"
 
 namespace reprise {
@@ -52,27 +55,31 @@ mx::array draw_tokens(const mx::array& logprobs, float temperature, const std::v
   return mx::sum(mx::astype(mx::less_equal(mass, at), mx::int32), -1);
 }
 
-class CategoricalSampler {
- public:
-  CategoricalSampler(const SamplingParams& params, std::uint64_t num_draws)
-      : params_(params), seed_(params.seed ? *params.seed : random_seed()), num_draws_(num_draws) {}
+// Everything that is random in one call.
+struct Chances {
+  std::vector<float> uniforms;  // [B]
+  std::vector<bool> xtc_rows;   // [B], or empty
+};
 
-  mx::array operator()(const mx::array& given) {
-    check_shape(given);
-    const auto logprobs = mx::astype(given, mx::float32);
-    const auto rows = static_cast<std::size_t>(logprobs.shape(0));
-    std::vector<bool> xtc_rows;
-    std::vector<float> uniforms;
+class ChanceSource {
+ public:
+  ChanceSource(const SamplingParams& params, std::uint64_t num_draws)
+      : xtc_probability_(params.xtc_probability),
+        seed_(params.seed ? *params.seed : random_seed()),
+        num_draws_(num_draws) {}
+
+  // Of the call to come; next() ends it.
+  Chances of(std::size_t rows) const {
+    Chances chances;
     for (std::size_t row = 0; row < rows; ++row) {
-      uniforms.push_back(uniform(seed_, num_draws_, row, Purpose::token));
-      if (params_.xtc_probability > 0.0f) {
-        xtc_rows.push_back(uniform(seed_, num_draws_, row, Purpose::xtc) < params_.xtc_probability);
+      chances.uniforms.push_back(uniform(seed_, num_draws_, row, Purpose::token));
+      if (xtc_probability_ > 0.0f) {
+        chances.xtc_rows.push_back(uniform(seed_, num_draws_, row, Purpose::xtc) < xtc_probability_);
       }
     }
-    auto tokens = draw_tokens(apply_filters(logprobs, params_, xtc_rows), params_.temperature, uniforms);
-    ++num_draws_;
-    return tokens;
+    return chances;
   }
+  void next() { ++num_draws_; }
 
  private:
   static std::uint64_t random_seed() {
@@ -80,9 +87,61 @@ class CategoricalSampler {
     return (static_cast<std::uint64_t>(device()) << 32) | device();
   }
 
-  SamplingParams params_;
+  float xtc_probability_;
   std::uint64_t seed_;
   std::uint64_t num_draws_;
+};
+
+class CategoricalSampler {
+ public:
+  CategoricalSampler(const SamplingParams& params, std::uint64_t num_draws)
+      : params_(params), source_(params, num_draws) {}
+
+  mx::array operator()(const mx::array& given) {
+    check_shape(given);
+    const auto logprobs = mx::astype(given, mx::float32);
+    const Chances chances = source_.of(static_cast<std::size_t>(logprobs.shape(0)));
+    auto tokens =
+        draw_tokens(apply_filters(logprobs, params_, chances.xtc_rows), params_.temperature, chances.uniforms);
+    source_.next();
+    return tokens;
+  }
+
+ private:
+  SamplingParams params_;
+  ChanceSource source_;
+};
+
+SampledTokens as_sampled(kernels::Selection selection) {
+  return {std::move(selection.tokens), std::move(selection.logprobs)};
+}
+
+class CategoricalLogitsSampler {
+ public:
+  CategoricalLogitsSampler(const SamplingParams& params, std::uint64_t num_draws)
+      : source_(params, num_draws),
+        params_{.temperature = params.temperature,
+                .top_p = params.top_p,
+                .min_p = params.min_p,
+                .min_tokens_to_keep = params.min_tokens_to_keep,
+                .top_k = params.top_k,
+                .xtc_threshold = params.xtc_threshold,
+                .xtc_special_tokens = params.xtc_special_tokens},
+        xtc_(params.xtc_probability > 0.0f) {}
+
+  SampledTokens operator()(const mx::array& logits) {
+    if (logits.ndim() > 0 && xtc_) check_special_tokens(params_.xtc_special_tokens, logits.shape(-1));
+    Chances chances = source_.of(
+        logits.ndim() > 0 && logits.shape(-1) > 0 ? logits.size() / static_cast<std::size_t>(logits.shape(-1)) : 0);
+    auto selection = kernels::draw(logits, params_, std::move(chances.uniforms), std::move(chances.xtc_rows));
+    source_.next();
+    return as_sampled(std::move(selection));
+  }
+
+ private:
+  ChanceSource source_;
+  kernels::DrawParams params_;
+  bool xtc_;
 };
 
 }  // namespace
@@ -96,6 +155,17 @@ Sampler make_sampler(const SamplingParams& params, std::uint64_t num_draws) {
     };
   }
   return CategoricalSampler(params, num_draws);
+}
+
+LogitsSampler make_logits_sampler(const SamplingParams& params, std::uint64_t num_draws) {
+  check_sampling_params(params);
+  if (params.temperature == 0.0f) return [](const mx::array& logits) { return as_sampled(kernels::likeliest(logits)); };
+  if (kernels::can_draw()) return CategoricalLogitsSampler(params, num_draws);
+  return [sampler = CategoricalSampler(params, num_draws)](const mx::array& logits) mutable {
+    const auto logprobs = kernels::log_softmax(mx::reshape(logits, {-1, logits.shape(-1)}));
+    const auto tokens = sampler(logprobs);
+    return SampledTokens{tokens, mx::reshape(mx::take_along_axis(logprobs, mx::reshape(tokens, {-1, 1}), -1), {-1})};
+  };
 }
 
 }  // namespace reprise

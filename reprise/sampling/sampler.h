@@ -21,6 +21,19 @@ using Sampler = std::function<mlx::core::array(const mlx::core::array& logprobs)
 // itself from where the original was. Throws: invalid_argument (check_sampling_params).
 Sampler make_sampler(const SamplingParams& params, std::uint64_t num_draws = 0);
 
+struct SampledTokens {
+  mlx::core::array tokens;    // int32 [B]
+  mlx::core::array logprobs;  // float32 [B]: of those tokens, before filters and temperature
+};
+
+// logits [..., V] of any floating dtype, B rows → tokens. A logprob is not a number where its row is damaged (NaN,
+// +infinity, nothing but -infinity). Only builds the graph. Throws: invalid_argument for V = 0.
+using LogitsSampler = std::function<SampledTokens(const mlx::core::array& logits)>;
+
+// What make_sampler's Sampler does with the logits' log-softmax, as one operation on a CPU. For a seed both draw the same
+// tokens, but where a number falls within rounding of the border between two.
+LogitsSampler make_logits_sampler(const SamplingParams& params, std::uint64_t num_draws = 0);
+
 // One change of the logits before sampling.
 struct LogitsProcessor {
   int context_size = 0;  // how many of the most recent tokens (prompt included) apply wants; 0: none

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "mlx/ops.h"
+#include "mlx/random.h"
 #include "mlx/transforms.h"
 #include "reprise/base/error.h"
 #include "reprise/sampling/filters.h"
@@ -150,6 +151,33 @@ TEST(Sampler, XtcActsAsOftenAsItsProbability) {
                            logprobs, 20000);
   // With XTC only 0.4 and 0.1 are left: id 0 comes from the other 70 % alone.
   EXPECT_NEAR(seen.at(0), 0.7 * 0.5 * 20000, 300);
+}
+
+TEST(LogitsSampler, DrawsWhatTheSamplerDrawsFromLogSoftmax) {
+  const auto logits = mx::multiply(mx::random::normal({6, 300}, mx::random::key(3)), mx::array(3.0f));
+  const auto logprobs = mx::subtract(logits, mx::logsumexp(logits, -1, true));
+  for (SamplingParams params :
+       {SamplingParams{}, SamplingParams{.temperature = 1},
+        SamplingParams{.temperature = 0.7f, .top_p = 0.8f, .top_k = 20},
+        SamplingParams{.temperature = 2, .min_p = 0.02f, .min_tokens_to_keep = 4},
+        SamplingParams{.temperature = 1, .xtc_probability = 0.5f, .xtc_threshold = 0.05f, .xtc_special_tokens = {7}}}) {
+    params.seed = 21;
+    auto sampler = make_sampler(params, 5);
+    auto logits_sampler = make_logits_sampler(params, 5);
+    for (int call = 0; call < 20; ++call) {
+      const auto expected = sampler(logprobs);
+      const auto sampled = logits_sampler(mx::reshape(logits, {2, 3, 300}));
+      EXPECT_TRUE(mx::array_equal(sampled.tokens, expected).item<bool>());
+      const auto logprob = mx::take_along_axis(logprobs, mx::reshape(expected, {6, 1}), -1);
+      EXPECT_TRUE(mx::allclose(sampled.logprobs, mx::reshape(logprob, {6}), 0, 2e-5).item<bool>());
+    }
+  }
+}
+
+TEST(LogitsSampler, RefusesASpecialTokenOutsideTheVocabulary) {
+  auto sampler = make_logits_sampler({.temperature = 1, .xtc_probability = 0.1f, .xtc_special_tokens = {4}});
+  EXPECT_THROW(sampler(mx::zeros({1, 4})), Error);
+  EXPECT_NO_THROW(sampler(mx::zeros({1, 5})));
 }
 
 TEST(Sampler, TinyTemperatureIsGreedyAndNotNaN) {
