@@ -1,25 +1,29 @@
 #include "reprise/kernels/attention_cpu.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
-#include <cfloat>
 #include <cmath>
+#include <cstring>
 #include <vector>
+
+#include "reprise/kernels/attention_blocks.h"
 
 namespace reprise::kernels::cpu {
 
+namespace internal {
+
 namespace {
 
-constexpr float kMasked = -FLT_MAX / 2;
-
 float half_to_float(std::uint16_t h) {
-  const std::uint32_t sign = (h & 0x8000u) << 16, exponent = (h >> 10) & 0x1f, fraction = h & 0x3ffu;
+  const std::uint32_t sign = (h & 0x8000u) << 16;
+  const std::uint32_t exponent = (h >> 10) & 0x1fu;
+  const std::uint32_t fraction = h & 0x3ffu;
   if (exponent == 0) {
     const float value = std::ldexp(static_cast<float>(fraction), -24);
     return sign ? -value : value;
   }
-  const std::uint32_t e = exponent == 31 ? 255 : exponent + 112;
-  return std::bit_cast<float>(sign | (e << 23) | (fraction << 13));
+  return std::bit_cast<float>(sign | ((exponent == 31 ? 255 : exponent + 112) << 23) | (fraction << 13));
 }
 
 float load(const void* data, Element element, std::ptrdiff_t i) {
@@ -28,70 +32,170 @@ float load(const void* data, Element element, std::ptrdiff_t i) {
   return element == Element::f16 ? half_to_float(x) : std::bit_cast<float>(std::uint32_t{x} << 16);
 }
 
-void unpack(const StoredRows& rows, int b, int h, int column, float* out) {
-  const std::ptrdiff_t at = b * rows.batch_stride + h * rows.head_stride + column * rows.column_stride;
-  if (rows.bits == 0) {
-    for (int i = 0; i < rows.size; ++i) out[i] = load(rows.data, rows.element, at + i);
-    return;
-  }
-  const auto* words = static_cast<const std::uint32_t*>(rows.data) + at;
-  const std::ptrdiff_t groups =
-      b * rows.group_batch_stride + h * rows.group_head_stride + column * rows.group_column_stride;
-  for (int i = 0; i < rows.size; ++i) {
-    const int bit = i * rows.bits;
-    std::uint64_t word = words[bit / 32];
-    if (bit % 32 + rows.bits > 32) word |= std::uint64_t{words[bit / 32 + 1]} << 32;
-    const auto q = static_cast<std::uint32_t>(word >> (bit % 32)) & ((1u << rows.bits) - 1);
-    const std::ptrdiff_t group = groups + i / rows.group_size;
-    out[i] = load(rows.scales, rows.element, group) * static_cast<float>(q) + load(rows.biases, rows.element, group);
-  }
-}
-
-void attend_one(const AttentionArgs& args, int b, int h, int i) {
-  const int kv_head = h / (args.heads / args.kv_heads);
-  int begin = args.row_starts ? args.row_starts[b] : 0;
-  int end = args.columns;
-  if (args.causal) {
-    end = args.columns - args.num_queries + i + 1;
-    if (args.window > 0) begin = std::max(begin, end - args.window);
-  }
-  const float* q =
-      args.queries.data + b * args.queries.batch_stride + h * args.queries.head_stride + i * args.queries.row_stride;
-  float* out =
-      args.output.data + b * args.output.batch_stride + h * args.output.head_stride + i * args.output.row_stride;
-  std::fill(out, out + args.values.size, 0.0f);
-  if (begin >= end) return;
-  std::vector<float> scores, row(static_cast<std::size_t>(std::max(args.keys.size, args.values.size)));
-  for (int column = begin; column < end; ++column) {
-    unpack(args.keys, b, kv_head, column, row.data());
-    float dot = 0.0f;
-    for (int d = 0; d < args.keys.size; ++d) dot += q[d] * row[static_cast<std::size_t>(d)];
-    dot *= args.scale;
-    const MaskView& mask = args.mask;
-    const std::ptrdiff_t at =
-        b * mask.batch_stride + h * mask.head_stride + i * mask.row_stride + column * mask.column_stride;
-    if (mask.kind == MaskKind::boolean && !static_cast<const std::uint8_t*>(mask.data)[at]) dot = kMasked;
-    if (mask.kind == MaskKind::additive) dot += std::max(load(mask.data, mask.element, at), kMasked);
-    scores.push_back(dot);
-  }
-  float top = *std::max_element(scores.begin(), scores.end());
-  if (args.sinks) top = std::max(top, args.sinks[h]);
-  float total = args.sinks ? std::exp(args.sinks[h] - top) : 0.0f;
-  for (int column = begin; column < end; ++column) {
-    const float weight = std::exp(scores[static_cast<std::size_t>(column - begin)] - top);
-    total += weight;
-    unpack(args.values, b, kv_head, column, row.data());
-    for (int d = 0; d < args.values.size; ++d) out[d] += weight * row[static_cast<std::size_t>(d)];
-  }
-  for (int d = 0; d < args.values.size; ++d) out[d] /= total;
+std::ptrdiff_t mask_at(const MaskView& mask, int batch, int head, int query, int column) {
+  return batch * mask.batch_stride + head * mask.head_stride + query * mask.row_stride + column * mask.column_stride;
 }
 
 }  // namespace
 
+Range visible_columns(const AttentionArgs& args, int batch, int query) {
+  Range out{args.row_starts ? std::max(0, args.row_starts[batch]) : 0, args.columns};
+  if (args.causal) {
+    out.end = std::max(0, args.columns - args.num_queries + query + 1);
+    if (args.window > 0) out.begin = std::max(out.begin, out.end - args.window);
+  }
+  return out;
+}
+
+void add_mask(const AttentionArgs& args, int batch, int head, int query, Range columns, float* scores) {
+  const MaskView& mask = args.mask;
+  std::ptrdiff_t at = mask_at(mask, batch, head, query, columns.begin);
+  const int count = columns.end - columns.begin;
+  for (int j = 0; j < count; ++j, at += mask.column_stride) {
+    if (mask.kind == MaskKind::boolean) {
+      if (!static_cast<const std::uint8_t*>(mask.data)[at]) scores[j] = kMaskedScore;
+    } else {
+      scores[j] += std::max(load(mask.data, mask.element, at) * kLog2E, kMaskedScore);
+    }
+  }
+}
+
+bool mask_is_open(const AttentionArgs& args, int batch, int head, int query, Range columns) {
+  const MaskView& mask = args.mask;
+  if (mask.kind != MaskKind::boolean || mask.column_stride != 1) return false;
+  const auto* at = static_cast<const std::uint8_t*>(mask.data) + mask_at(mask, batch, head, query, columns.begin);
+  return std::memchr(at, 0, static_cast<std::size_t>(columns.end - columns.begin)) == nullptr;
+}
+
+}  // namespace internal
+
+namespace {
+
+using internal::Block;
+using internal::PartialSums;
+using internal::Range;
+
+// Up to this many rows, reading each stored row from memory costs more than multiplying with it.
+constexpr int kFewRows = 8;
+constexpr int kChunk = 256;          // least columns of a task with few rows
+constexpr int kMaxChunks = 32;       // of few rows: longer chunks rather than more
+constexpr int kManyRowsChunk = 384;  // least columns of a task with many rows
+constexpr int kBlocksEnough = 24;    // tasks of one batch row that keep threads evenly busy
+
+int div_up(int a, int b) { return (a + b - 1) / b; }
+
+// A block with its tasks: one for each chunk of its columns.
+struct Group {
+  Block block;
+  int first_task = 0;
+  int chunks = 0;
+  int chunk = 0;              // columns of each but the last
+  std::size_t memory_at = 0;  // of the chunks' sums, if there are several
+};
+
+class Plan {
+ public:
+  explicit Plan(const AttentionArgs& args)
+      : args_(args), features_(internal::padded(static_cast<std::size_t>(args.values.size))) {
+    const int rows = args.num_queries * (args.heads / args.kv_heads);
+    few_ = rows <= kFewRows;
+    rows_of_block_ = few_ ? rows : std::min(rows, internal::kMaxRowsOfBlock);
+    const int blocks = rows == 0 ? 0 : div_up(rows, rows_of_block_);
+    // The last rows see the most columns: long tasks first.
+    for (int block = blocks - 1; block >= 0; --block) {
+      for (int batch = 0; batch < args.batch; ++batch) {
+        for (int head = 0; head < args.kv_heads; ++head) {
+          const int begin = block * rows_of_block_;
+          add({batch, head, {begin, std::min(rows, begin + rows_of_block_)}, {}}, blocks);
+        }
+      }
+    }
+  }
+
+  void run(ThreadPool& pool) {
+    thread_local internal::Scratch shared;
+    float* memory = shared.floats(memory_);
+    std::vector<std::atomic<int>> left(groups_.size());
+    for (std::size_t g = 0; g < groups_.size(); ++g) left[g].store(groups_[g].chunks, std::memory_order_relaxed);
+    pool.run(tasks_, [&](int task) { run_task(task, memory, left); });
+  }
+
+ private:
+  std::size_t floats(const Block& block) const {
+    const auto rows = static_cast<std::size_t>(block.rows.end - block.rows.begin);
+    return 2 * internal::padded(rows) + rows * features_;
+  }
+
+  PartialSums sums(const Block& block, float* memory) const {
+    const auto rows = internal::padded(static_cast<std::size_t>(block.rows.end - block.rows.begin));
+    return {memory, memory + rows, memory + 2 * rows};
+  }
+
+  void add(Block block, int blocks) {
+    const int heads_per_group = args_.heads / args_.kv_heads;
+    block.columns = {internal::visible_columns(args_, block.batch, block.rows.begin / heads_per_group).begin,
+                     internal::visible_columns(args_, block.batch, (block.rows.end - 1) / heads_per_group).end};
+    block.columns.end = std::max(block.columns.begin, block.columns.end);
+    const int columns = block.columns.end - block.columns.begin;
+    Group group{block, tasks_, 1, std::max(columns, 1), memory_};
+    if (few_) {
+      group.chunk = kChunk * std::max(1, div_up(columns, kChunk * kMaxChunks));
+    } else {
+      const int wanted = div_up(kBlocksEnough, blocks * args_.kv_heads);
+      group.chunk = std::max(kManyRowsChunk, div_up(columns, wanted));
+    }
+    group.chunks = std::max(1, div_up(columns, group.chunk));
+    if (group.chunks > 1) memory_ += static_cast<std::size_t>(group.chunks) * internal::padded(floats(block));
+    tasks_ += group.chunks;
+    groups_.push_back(group);
+  }
+
+  void run_task(int task, float* memory, std::vector<std::atomic<int>>& left) const {
+    const auto after = std::upper_bound(groups_.begin(), groups_.end(), task,
+                                        [](int t, const Group& group) { return t < group.first_task; });
+    const auto index = static_cast<std::size_t>(after - groups_.begin() - 1);
+    const Group& group = groups_[index];
+    const int part = task - group.first_task;
+    Block block = group.block;
+    block.columns.begin += part * group.chunk;
+    block.columns.end = std::min(block.columns.end, block.columns.begin + group.chunk);
+
+    const std::size_t size = internal::padded(floats(block));
+    float* own = nullptr;
+    if (group.chunks == 1) {
+      thread_local internal::Scratch local;
+      own = local.floats(size);
+    } else {
+      own = memory + group.memory_at + static_cast<std::size_t>(part) * size;
+    }
+    const PartialSums out = sums(block, own);
+    if (few_) {
+      attend_few_rows(args_, block, out);
+    } else {
+      attend_many_rows(args_, block, out);
+    }
+    // Who comes last merges, always in the chunks' order.
+    if (group.chunks == 1) {
+      merge(args_, group.block, out, 1, 0);
+    } else if (left[index].fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      merge(args_, group.block, sums(block, memory + group.memory_at), group.chunks, static_cast<std::ptrdiff_t>(size));
+    }
+  }
+
+  const AttentionArgs& args_;
+  std::size_t features_;
+  bool few_ = true;
+  int rows_of_block_ = 0;
+  int tasks_ = 0;
+  std::size_t memory_ = 0;
+  std::vector<Group> groups_;
+};
+
+}  // namespace
+
 void attend(const AttentionArgs& args, ThreadPool& pool) {
-  pool.run(args.batch * args.heads, [&](int task) {
-    for (int i = 0; i < args.num_queries; ++i) attend_one(args, task / args.heads, task % args.heads, i);
-  });
+  if (args.num_queries == 0 || args.values.size == 0) return;
+  Plan(args).run(pool);
 }
 
 }  // namespace reprise::kernels::cpu
