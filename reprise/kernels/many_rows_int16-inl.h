@@ -175,6 +175,8 @@ struct Int16Tile {
   std::size_t pairs_per_group;
   bool first;   // sums begin here
   float* sums;  // [rows, kStrip]
+  Ahead& ahead;
+  std::size_t lines;  // of `ahead`, for each group
 };
 
 template <std::size_t kRows>
@@ -185,6 +187,7 @@ HWY_NOINLINE void multiply_tile(const Int16Tile& tile) {
   const std::size_t pairs_per_group = tile.pairs_per_group;
   float* HWY_RESTRICT sums = tile.sums;
   for (std::size_t g = 0; g < tile.groups; ++g) {
+    tile.ahead.step(tile.lines);
     Ints left[kRows];
     Ints right[kRows];
     Ints more_left[kRows];
@@ -246,14 +249,31 @@ inline void multiply_int16(const WeightView& weight, const Int16Rows& rows, std:
   float* const biases = scratch.take(rows.groups * kStrip);
   float* const sums = scratch.take(std::min(num_rows, row_blocks) * kStrip);
 
+  const std::size_t row_bytes = cols * bits / 8;
+  const std::size_t element = size_of(weight.element);
+  const auto strip_of = [&](const void* data, std::size_t bytes, std::size_t n) {
+    return StripRows(data, bytes, n, std::min(kStrip, end - n));
+  };
+  const auto ahead_of = [&](std::size_t n) {
+    Ahead ahead;
+    if (n >= end) return ahead;
+    const std::size_t count = std::min(kStrip, end - n);
+    const StripRows packed = strip_of(weight.data, row_bytes, n);
+    ahead.add(strip_of(weight.scales, rows.groups * element, n).at[0], count * rows.groups * element);
+    ahead.add(strip_of(weight.biases, rows.groups * element, n).at[0], count * rows.groups * element);
+    ahead.add(packed.at[0], count * row_bytes);
+    return ahead;
+  };
+
   for (std::size_t m = 0; m < num_rows; m += row_blocks) {
     const std::size_t m_end = std::min(num_rows, m + row_blocks);
     for (std::size_t n = begin; n < end; n += kStrip) {
       const std::size_t count = std::min(kStrip, end - n);
-      const std::size_t size = size_of(weight.element);
-      turn_elements(weight.element, StripRows(weight.scales, rows.groups * size, n, count), 0, rows.groups, scales);
-      turn_elements(weight.element, StripRows(weight.biases, rows.groups * size, n, count), 0, rows.groups, biases);
-      const StripRows packed(weight.data, cols * bits / 8, n, count);
+      turn_elements(weight.element, strip_of(weight.scales, rows.groups * element, n), 0, rows.groups, scales);
+      turn_elements(weight.element, strip_of(weight.biases, rows.groups * element, n), 0, rows.groups, biases);
+      Ahead ahead = ahead_of(n + kStrip);
+      const std::size_t lines = ahead.lines_per_step((m_end - m + kTileRows - 1) / kTileRows * rows.groups);
+      const StripRows packed = strip_of(weight.data, row_bytes, n);
       for (std::size_t g = 0; g < rows.groups; g += groups_at_once) {
         const std::size_t groups = std::min(groups_at_once, rows.groups - g);
         const std::size_t blocks = groups * group / kBlock;
@@ -263,7 +283,7 @@ inline void multiply_int16(const WeightView& weight, const Int16Rows& rows, std:
           kTiles[tile_rows - 1]({rows.pairs + first * rows.pairs_per_row + g * group / 2, rows.pairs_per_row,
                                  rows.scales + first * rows.groups + g, rows.sums + first * rows.groups + g,
                                  rows.groups, panel, scales + g * kStrip, biases + g * kStrip, groups, group / 2,
-                                 g == 0, sums + (first - m) * kStrip});
+                                 g == 0, sums + (first - m) * kStrip, ahead, lines});
         });
       }
       write_out(sums, m_end - m, count, out + m * ldo + (n - begin), ldo);

@@ -36,6 +36,38 @@ struct StripRows {
   }
 };
 
+// Asks the memory for what the next strip needs, a few lines at a time, while this one is multiplied: all at once would
+// keep the multiplication waiting.
+class Ahead {
+ public:
+  void add(const void* data, std::size_t bytes) {
+    const auto* begin = static_cast<const std::uint8_t*>(data);
+    ranges_[added_++] = {begin, begin + bytes};
+    lines_ += bytes / kLine + 1;
+  }
+  // Lines of which each of so many steps must take its part.
+  std::size_t lines_per_step(std::size_t steps) const { return (lines_ + steps - 1) / steps; }
+
+  void step(std::size_t lines) {
+    while (lines > 0 && taken_ < added_) {
+      Range& range = ranges_[taken_];
+      for (; lines > 0 && range.next < range.end; --lines, range.next += kLine) __builtin_prefetch(range.next, 0, 2);
+      if (range.next >= range.end) ++taken_;
+    }
+  }
+
+ private:
+  static constexpr std::size_t kLine = 64;
+  struct Range {
+    const std::uint8_t* next;
+    const std::uint8_t* end;
+  };
+  Range ranges_[3] = {};
+  std::size_t added_ = 0;
+  std::size_t taken_ = 0;
+  std::size_t lines_ = 0;
+};
+
 inline constexpr hn::Full128<float> kFour;
 using Four = hn::Vec<hn::Full128<float>>;
 
