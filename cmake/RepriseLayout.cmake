@@ -1,4 +1,5 @@
 # Where installed programs look for libmlx and libtextkit: relative to themselves, so that the prefix can be moved.
+# Libraries of the system are found by themselves, and a Highway that lies elsewhere by its full path.
 include(GNUInstallDirs)
 
 set(REPRISE_INSTALL_MLX_DIR "${CMAKE_INSTALL_LIBDIR}/reprise")
@@ -26,3 +27,15 @@ if(REPRISE_INSTALL_MLX)
 else()
   list(APPEND CMAKE_INSTALL_RPATH "${REPRISE_MLX_ROOT}/lib")
 endif()
+
+set(REPRISE_HIGHWAY_RPATH)
+get_target_property(_hwy_is_imported hwy::hwy IMPORTED)
+get_target_property(_hwy_type hwy::hwy TYPE)
+if(_hwy_is_imported AND NOT _hwy_type STREQUAL "STATIC_LIBRARY")
+  get_target_property(_hwy_file hwy::hwy LOCATION)
+  get_filename_component(_hwy_dir "${_hwy_file}" DIRECTORY)
+  if(NOT _hwy_dir IN_LIST CMAKE_CXX_IMPLICIT_LINK_DIRECTORIES)
+    set(REPRISE_HIGHWAY_RPATH "${_hwy_dir}")
+  endif()
+endif()
+list(APPEND CMAKE_INSTALL_RPATH ${REPRISE_HIGHWAY_RPATH})
