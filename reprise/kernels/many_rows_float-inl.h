@@ -91,11 +91,14 @@ inline void multiply_float(const WeightView& weight, const float* x, std::size_t
       for (std::size_t k = 0; k < cols; k += depth_at_once) {
         const std::size_t depth = std::min(depth_at_once, cols - k);
         turn_elements(weight.element, strip, k, depth, panel);
+        const bool last = k + depth == cols;
         for_each_tile(m, m_end, kFloatTileRows, [&](std::size_t first, std::size_t tile_rows) {
+          float* const to = out + first * ldo + (n - begin);
+          if (last) prefetch_out(tile_rows, count, to, ldo);
           kTiles[tile_rows - 1]({x + first * cols + k, cols, panel, depth, k == 0, sums + (first - m) * kStrip});
+          if (last) write_out(sums + (first - m) * kStrip, tile_rows, count, to, ldo);
         });
       }
-      write_out(sums, m_end - m, count, out + m * ldo + (n - begin), ldo);
     }
   }
 }

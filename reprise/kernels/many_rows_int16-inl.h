@@ -52,22 +52,28 @@ inline void prepare_int16(const Int16Rows& rows, std::size_t group, const float*
       }
       const float magnitude = hn::GetLane(hn::BitCast(floats, hn::MaxOfLanes(ints, largest)));
       constexpr float kLevels = 32767.0F;
-      float scale = magnitude / kLevels;
+      float scale = magnitude * (1.0F / kLevels);
       float inverse = kLevels / magnitude;
       if (magnitude < 1e-30F) scale = inverse = 0.0F;  // whose inverse would not be finite
       if (!(magnitude <= std::numeric_limits<float>::max())) scale = std::numeric_limits<float>::quiet_NaN();
+      // Added to 1.5 · 2^23, a number is rounded to an integer, which the lower bits hold.
+      constexpr std::uint32_t kRounderBits = 0x4b400000U;
+      const auto rounder = hn::BitCast(floats, hn::Set(ints, static_cast<std::int32_t>(kRounderBits)));
       const auto factor = hn::Set(floats, inverse);
       auto sum = hn::Zero(ints);
       for (std::size_t k = 0; k < group; k += kBlock) {
         for (std::size_t i = 0; i < kPairs; i += lanes) {
-          const auto low = hn::NearestInt(hn::Mul(hn::LoadU(floats, row + k + i), factor));
-          const auto high = hn::NearestInt(hn::Mul(hn::LoadU(floats, row + k + kPairs + i), factor));
+          const auto low = hn::BitCast(ints, hn::MulAdd(hn::LoadU(floats, row + k + i), factor, rounder));
+          const auto high = hn::BitCast(ints, hn::MulAdd(hn::LoadU(floats, row + k + kPairs + i), factor, rounder));
           sum = hn::Add(sum, hn::Add(low, high));
           hn::StoreU(hn::Or(hn::And(low, hn::Set(ints, 0xffff)), hn::ShiftLeft<16>(high)), ints, pairs + k / 2 + i);
         }
       }
+      // Modulo 2^32, as are the lanes' sums.
+      const auto rounders = static_cast<std::uint32_t>(group) * kRounderBits;
+      const auto total = static_cast<std::uint32_t>(hn::GetLane(hn::SumOfLanes(ints, sum))) - rounders;
       rows.scales[m * rows.groups + g] = scale;
-      rows.sums[m * rows.groups + g] = scale * static_cast<float>(hn::GetLane(hn::SumOfLanes(ints, sum)));
+      rows.sums[m * rows.groups + g] = scale * static_cast<float>(static_cast<std::int32_t>(total));
     }
   }
 }
@@ -279,14 +285,17 @@ inline void multiply_int16(const WeightView& weight, const Int16Rows& rows, std:
         const std::size_t blocks = groups * group / kBlock;
         turn<Words>(packed, g * group / kBlock * bits, blocks * bits, words);
         unpack_blocks(weight.bits, words, blocks, panel);
+        const bool last = g + groups == rows.groups;
         for_each_tile(m, m_end, kTileRows, [&](std::size_t first, std::size_t tile_rows) {
+          float* const to = out + first * ldo + (n - begin);
+          if (last) prefetch_out(tile_rows, count, to, ldo);
           kTiles[tile_rows - 1]({rows.pairs + first * rows.pairs_per_row + g * group / 2, rows.pairs_per_row,
                                  rows.scales + first * rows.groups + g, rows.sums + first * rows.groups + g,
                                  rows.groups, panel, scales + g * kStrip, biases + g * kStrip, groups, group / 2,
                                  g == 0, sums + (first - m) * kStrip, ahead, lines});
+          if (last) write_out(sums + (first - m) * kStrip, tile_rows, count, to, ldo);
         });
       }
-      write_out(sums, m_end - m, count, out + m * ldo + (n - begin), ldo);
     }
   }
 }

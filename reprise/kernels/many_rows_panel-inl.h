@@ -153,6 +153,13 @@ HWY_INLINE void for_each_tile(std::size_t begin, std::size_t end, std::size_t mo
   }
 }
 
+// Asks for the memory that write_out will write.
+HWY_INLINE void prefetch_out(std::size_t num_rows, std::size_t count, const float* out, std::size_t ldo) {
+  for (std::size_t m = 0; m < num_rows; ++m, out += ldo) {
+    for (std::size_t n = 0; n < count; n += 16) __builtin_prefetch(out + n, 1);
+  }
+}
+
 // out[m * ldo + n] = sums[m * kStrip + n], n < count.
 inline void write_out(const float* sums, std::size_t num_rows, std::size_t count, float* out, std::size_t ldo) {
   for (std::size_t m = 0; m < num_rows; ++m, sums += kStrip, out += ldo) {
