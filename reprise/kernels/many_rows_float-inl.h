@@ -78,13 +78,13 @@ inline void multiply_float(const WeightView& weight, const float* x, std::size_t
                            std::size_t end, float* out, std::size_t ldo) {
   static constexpr auto kTiles = float_tiles_of(std::make_index_sequence<kFloatTileRows>());
   const auto cols = static_cast<std::size_t>(weight.cols);
-  const std::size_t row_blocks = row_block(cols * sizeof(float));
+  const std::size_t rows_at_once = row_block(num_rows, cols * sizeof(float));
   const std::size_t depth_at_once = std::min(cols, kPanelDepth / 2);
-  Scratch scratch(kStrip * (depth_at_once + std::min(num_rows, row_blocks)));
+  Scratch scratch(kStrip * (depth_at_once + rows_at_once));
   float* const panel = scratch.take(depth_at_once * kStrip);
-  float* const sums = scratch.take(std::min(num_rows, row_blocks) * kStrip);
-  for (std::size_t m = 0; m < num_rows; m += row_blocks) {
-    const std::size_t m_end = std::min(num_rows, m + row_blocks);
+  float* const sums = scratch.take(rows_at_once * kStrip);
+  for (std::size_t m = 0; m < num_rows; m += rows_at_once) {
+    const std::size_t m_end = std::min(num_rows, m + rows_at_once);
     for (std::size_t n = begin; n < end; n += kStrip) {
       const std::size_t count = std::min(kStrip, end - n);
       const StripRows strip(weight.data, cols * size_of(weight.element), n, count);

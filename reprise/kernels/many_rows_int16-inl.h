@@ -244,16 +244,16 @@ inline void multiply_int16(const WeightView& weight, const Int16Rows& rows, std:
   const auto cols = static_cast<std::size_t>(weight.cols);
   const auto bits = static_cast<std::size_t>(weight.bits);
   const auto group = static_cast<std::size_t>(weight.group_size);
-  const std::size_t row_blocks = row_block(cols * sizeof(std::int16_t));
+  const std::size_t rows_at_once = row_block(num_rows, cols * sizeof(std::int16_t));
   const std::size_t groups_at_once = std::max<std::size_t>(1, kPanelDepth / group);
   const std::size_t blocks_at_once = groups_at_once * group / kBlock;
 
-  Scratch scratch(kStrip * (blocks_at_once * (bits + kPairs) + 2 * rows.groups + std::min(num_rows, row_blocks)));
+  Scratch scratch(kStrip * (blocks_at_once * (bits + kPairs) + 2 * rows.groups + rows_at_once));
   float* const words = scratch.take(blocks_at_once * bits * kStrip);
   auto* const panel = reinterpret_cast<std::int32_t*>(scratch.take(blocks_at_once * kPairs * kStrip));
   float* const scales = scratch.take(rows.groups * kStrip);
   float* const biases = scratch.take(rows.groups * kStrip);
-  float* const sums = scratch.take(std::min(num_rows, row_blocks) * kStrip);
+  float* const sums = scratch.take(rows_at_once * kStrip);
 
   const std::size_t row_bytes = cols * bits / 8;
   const std::size_t element = size_of(weight.element);
@@ -271,8 +271,8 @@ inline void multiply_int16(const WeightView& weight, const Int16Rows& rows, std:
     return ahead;
   };
 
-  for (std::size_t m = 0; m < num_rows; m += row_blocks) {
-    const std::size_t m_end = std::min(num_rows, m + row_blocks);
+  for (std::size_t m = 0; m < num_rows; m += rows_at_once) {
+    const std::size_t m_end = std::min(num_rows, m + rows_at_once);
     for (std::size_t n = begin; n < end; n += kStrip) {
       const std::size_t count = std::min(kStrip, end - n);
       turn_elements(weight.element, strip_of(weight.scales, rows.groups * element, n), 0, rows.groups, scales);

@@ -25,10 +25,13 @@ struct Int16Rows {
 // Numbers along k in one panel: with the widest vectors it takes 32 KiB, which stays in the first cache.
 inline constexpr std::size_t kPanelDepth = 512;
 
-// Rows at once: so many that they stay in the second cache while the panels pass.
-inline std::size_t row_block(std::size_t row_bytes) {
+// Rows at once: so many that they stay in the second cache while the panels pass, in even parts.
+inline std::size_t row_block(std::size_t num_rows, std::size_t row_bytes) {
   constexpr std::size_t kCacheShare = std::size_t{512} << 10;
-  return std::max<std::size_t>(48, kCacheShare / row_bytes / 8 * 8);
+  constexpr std::size_t kLeast = 64;  // or panels are unpacked too often
+  const std::size_t most = std::max(kLeast, kCacheShare / row_bytes);
+  const std::size_t blocks = (num_rows + most - 1) / most;
+  return (num_rows + blocks - 1) / blocks;
 }
 
 // One thread's memory for the time of a product, aligned to 64 bytes; a thread keeps it for the next.
