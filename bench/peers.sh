@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Compares Reprise with llama.cpp and mlx-lm on this machine: sets the peers up where they are missing, then runs peers.py.
 # Called by `./run bench peers`. usage: peers.sh PROGRAM MODEL [--peers DIR] [peers.py's arguments…]
-#   PROGRAM: reprise_bench, or any program of the same build (reprise_bench is then looked for in build/bench)
+#   PROGRAM: reprise, in a folder with the measuring programs, or any other: build/bench is then looked at
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(dirname "$here")
@@ -19,11 +19,13 @@ while [ $# -gt 0 ]; do
   esac
 done
 
-if [ "$(basename "$program")" != reprise_bench ]; then program=$root/build/bench/bin/reprise_bench; fi
-if [ ! -x "$program" ]; then
-  echo "peers.sh: there is no $program: cmake --preset bench && cmake --build --preset bench makes it" >&2
+programs=$(dirname "$program")
+if [ ! -x "$programs/stream" ]; then programs=$root/build/bench/bin && program=$programs/reprise; fi
+for needed in reprise stream gemm save_load; do
+  [ -x "$programs/$needed" ] && continue
+  echo "peers.sh: there is no $programs/$needed: cmake --preset bench && cmake --build --preset bench makes it" >&2
   exit 1
-fi
+done
 
 shared=${REPRISE_TEST_DATA:-$root/../shared}/peers
 if [ ! -x "$peers/bin/llama-bench" ] || [ ! -x "$peers/bin/python" ] || [ ! -e "$peers/smollm2-mlx/config.json" ]; then
@@ -34,5 +36,5 @@ if [ ! -x "$peers/bin/llama-bench" ] || [ ! -x "$peers/bin/python" ] || [ ! -e "
   echo "setting up llama.cpp and mlx-lm in $peers (10 to 15 minutes, once)" >&2
   bash "$shared/setup.sh" "$peers" >&2
 fi
-exec "$peers/bin/python" "$here/peers.py" --program "$program" --model "$model" --peers "$peers" \
+exec "$peers/bin/python" "$here/peers.py" --program "$program" --programs "$programs" --model "$model" --peers "$peers" \
   --mlx-lm-bench "$shared/mlx_lm_bench.py" ${arguments[@]+"${arguments[@]}"}

@@ -78,7 +78,7 @@ int run(const Flags& flags) {
                               .tools_json = read_tools(flags.chat_template),
                               .kwargs_json = flags.chat_template.kwargs_json};
   const auto name = choose_model(flags.model.model);
-  const auto model = load_model(name, flags.model.load);
+  const auto model = load_model(name, flags.model);
   if (flags.eos_token && !model.tokenizer.token_to_id(*flags.eos_token)) {
     throw UsageError("--eos-token must be a token of the model, but got \"" + *flags.eos_token + "\"");
   }

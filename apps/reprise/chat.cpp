@@ -216,7 +216,7 @@ int run(const Flags& flags) {
                       .tools_json = read_tools(flags.chat_template),
                       .kwargs_json = flags.chat_template.kwargs_json};
   const auto name = choose_model(flags.model.model);
-  const auto model = load_model(name, flags.model.load);
+  const auto model = load_model(name, flags.model);
   options.generate = finish_generation_flags(flags.generation, model);
   options.generate.kv_cache = flags.kv_cache.options;
   ChatSession session(model, options);

@@ -13,5 +13,6 @@ void add_chat(CLI::App& app, Action& chosen);
 void add_generate(CLI::App& app, Action& chosen);
 void add_cache_prompt(CLI::App& app, Action& chosen);
 void add_inspect(CLI::App& app, Action& chosen);
+void add_bench(CLI::App& app, Action& chosen);
 
 }  // namespace reprise::app

@@ -13,6 +13,7 @@
 #include "apps/reprise/output.h"
 #include "apps/reprise/utf8.h"
 #include "reprise/base/error.h"
+#include "reprise/base/thread_pool.h"
 #include "reprise/storage/file_system.h"
 
 namespace reprise::app {
@@ -40,26 +41,11 @@ void add_penalty_flags(CLI::App& app, SamplingParams& sampling) {
       [&sampling](const std::string& text) { sampling.logit_bias = parse_logit_bias("--logit-bias", text); });
 }
 
-void add_sampling_flags(CLI::App& app, SamplingParams& sampling) {
-  add_float_flag(app, {"--temp", "Temperature; 0 takes the likeliest token"}, sampling.temperature, {});
-  add_float_flag(app, {"--top-p", "Keeps the likeliest tokens of this total probability; 0 and 1 keep all"},
-                 sampling.top_p, {0, 1});
-  add_float_flag(app, {"--min-p", "Keeps tokens at least so likely, as a part of the likeliest; 0 keeps all"},
-                 sampling.min_p, {0, 1});
-  add_int_flag(app, {"--top-k", "Keeps the K likeliest tokens; 0 keeps all"}, sampling.top_k, 0);
-  add_float_flag(app, {"--xtc-probability", "Chance per token that XTC acts"}, sampling.xtc_probability, {0, 1});
-  add_float_flag(app, {"--xtc-threshold", "Probability above which XTC drops all tokens but the least likely"},
-                 sampling.xtc_threshold, {0, 0.5f});
-  add_int_flag(app, {"--min-tokens-to-keep", "Tokens that --min-p leaves at least"}, sampling.min_tokens_to_keep, 1);
-  add_flag_with_value(app, {"--seed", "Seed of the random numbers"},
-                      [&sampling](const std::string& text) { sampling.seed = parse_seed("--seed", text); });
-}
-
-mlx::core::Dtype parse_dtype(const std::string& text) {
+mlx::core::Dtype parse_dtype(const std::string& flag, const std::string& text) {
   if (text == "float32") return mlx::core::float32;
   if (text == "float16") return mlx::core::float16;
   if (text == "bfloat16") return mlx::core::bfloat16;
-  throw UsageError("--dtype must be float32, float16 or bfloat16, but got \"" + text + "\"");
+  throw UsageError(flag + " must be float32, float16 or bfloat16, but got \"" + text + "\"");
 }
 
 TokenId find_token(const Tokenizer& tokenizer, const std::string& text) {
@@ -108,13 +94,24 @@ void add_model_flags(CLI::App& app, ModelFlags& flags) {
                         if (text.empty()) throw UsageError("--model must name a model, but got \"\"");
                         flags.model = text;
                       });
-  add_flag_with_value(app, {"--dtype", "Computes in float32, float16 or bfloat16 [float32 on a CPU]"},
-                      [&flags](const std::string& text) { flags.load.model.compute_dtype = parse_dtype(text); });
+  add_flag_with_value(
+      app, {"--dtype", "Computes in float32, float16 or bfloat16 [float32 on a CPU]"},
+      [&flags](const std::string& text) { flags.load.model.compute_dtype = parse_dtype("--dtype", text); });
+  add_flag_with_value(
+      app, {"--kv-dtype", "Keeps keys and values in float32, float16 or bfloat16 [float16 on a CPU]"},
+      [&flags](const std::string& text) { flags.load.model.kv_dtype = parse_dtype("--kv-dtype", text); });
+  add_flag_with_value(app, {"--threads", "Threads of the CPU kernels [$REPRISE_NUM_THREADS, else all processors]"},
+                      [&flags](const std::string& text) {
+                        const int threads = parse_int("--threads", text, 1);
+                        if (threads > 1024) throw UsageError("--threads must be at most 1024, but got " + text);
+                        flags.threads = threads;
+                      });
 }
 
-LoadedModel load_model(const std::string& name, const LoadOptions& options) {
+LoadedModel load_model(const std::string& name, const ModelFlags& flags) {
+  if (flags.threads) ThreadPool::set_process_threads(*flags.threads);
   // A saved chat names its model: the path must hold from wherever it is read.
-  return load(std::filesystem::absolute(resolve_model(name)).lexically_normal(), options);
+  return load(std::filesystem::absolute(resolve_model(name)).lexically_normal(), flags.load);
 }
 
 void add_kv_cache_flags(CLI::App& app, KVCacheFlags& flags) {
@@ -154,6 +151,21 @@ void add_prefill_flag(CLI::App& app, GenerateOptions& options) {
   add_flag_with_value(
       app, {"--prefill-step-size", "Tokens of the prompt processed at a time [2048; 256 on a CPU]"},
       [&options](const std::string& text) { options.prefill_step_size = parse_int("--prefill-step-size", text, 1); });
+}
+
+void add_sampling_flags(CLI::App& app, SamplingParams& sampling) {
+  add_float_flag(app, {"--temp", "Temperature; 0 takes the likeliest token"}, sampling.temperature, {});
+  add_float_flag(app, {"--top-p", "Keeps the likeliest tokens of this total probability; 0 and 1 keep all"},
+                 sampling.top_p, {0, 1});
+  add_float_flag(app, {"--min-p", "Keeps tokens at least so likely, as a part of the likeliest; 0 keeps all"},
+                 sampling.min_p, {0, 1});
+  add_int_flag(app, {"--top-k", "Keeps the K likeliest tokens; 0 keeps all"}, sampling.top_k, 0);
+  add_float_flag(app, {"--xtc-probability", "Chance per token that XTC acts"}, sampling.xtc_probability, {0, 1});
+  add_float_flag(app, {"--xtc-threshold", "Probability above which XTC drops all tokens but the least likely"},
+                 sampling.xtc_threshold, {0, 0.5f});
+  add_int_flag(app, {"--min-tokens-to-keep", "Tokens that --min-p leaves at least"}, sampling.min_tokens_to_keep, 1);
+  add_flag_with_value(app, {"--seed", "Seed of the random numbers"},
+                      [&sampling](const std::string& text) { sampling.seed = parse_seed("--seed", text); });
 }
 
 void add_generation_flags(CLI::App& app, GenerationFlags& flags) {

@@ -32,11 +32,15 @@ void add_text_flag(CLI::App& app, const FlagText& flag, std::optional<std::strin
 struct ModelFlags {
   std::optional<std::string> model = {};
   LoadOptions load = {};
+  std::optional<int> threads = {};
 };
 void add_model_flags(CLI::App& app, ModelFlags& flags);
 
-// Chooses, finds and loads, with the flags' options.
-LoadedModel load_model(const std::string& name, const LoadOptions& options);
+// Finds and loads, with the flags' options; from then on the kernels have the flags' threads.
+LoadedModel load_model(const std::string& name, const ModelFlags& flags);
+
+// --temp, --seed and the filters between them.
+void add_sampling_flags(CLI::App& app, SamplingParams& sampling);
 
 struct GenerationFlags {
   GenerateOptions options = {};  // `stop_tokens` and XTC's special tokens wait for finish_generation_flags

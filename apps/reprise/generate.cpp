@@ -70,7 +70,7 @@ int run(const Flags& flags) {
   std::optional<LoadedPromptCache> stored;
   if (flags.prompt_cache_file) stored = load_stored_prompt(*flags.prompt_cache_file);
   const auto name = stored ? model_of_cache(*stored, flags.model.model) : choose_model(flags.model.model);
-  const auto model = load_model(name, flags.model.load);
+  const auto model = load_model(name, flags.model);
   auto options = finish_generation_flags(flags.generation, model);
 
   options.kv_cache = stored ? kv_cache_of(*stored, model, flags.kv_cache) : flags.kv_cache.options;

@@ -54,7 +54,7 @@ int parse_and_run(CLI::App& app, Action& chosen, int argc, char** argv, std::str
     throw;
   }
   for (const auto* found : app.get_subcommands()) command = found->get_name();
-  if (!chosen) throw UsageError("a command is needed: chat, generate, cache-prompt or inspect");
+  if (!chosen) throw UsageError("a command is needed: chat, generate, cache-prompt, inspect or bench");
   return chosen();
 }
 
@@ -71,6 +71,7 @@ int main(int argc, char** argv) {
   add_generate(app, chosen);
   add_cache_prompt(app, chosen);
   add_inspect(app, chosen);
+  add_bench(app, chosen);
   std::string command;
   try {
     return parse_and_run(app, chosen, argc, argv, command);

@@ -289,8 +289,8 @@ void warn_of_other_dtype(const LoadedPromptCache& stored, const LoadedModel& mod
   model.model->forward(mlx::core::zeros({1, 1}, mlx::core::int32), fresh);
   const auto own = keys_dtype(fresh);
   if (!kept || !own || *kept == *own) return;
-  warn("the prompt cache holds " + dtype_name(*kept) + ", but this run computes in " + dtype_name(*own) +
-       ": the answer may differ from the whole prompt's (--dtype " + dtype_name(*kept) + " makes them equal)");
+  warn("the prompt cache holds " + dtype_name(*kept) + ", but this run keeps " + dtype_name(*own) +
+       ": the answer may differ from the whole prompt's (--kv-dtype " + dtype_name(*kept) + " makes them equal)");
 }
 
 ContinuedPrompt continue_prompt(LoadedPromptCache stored, const LoadedModel& model, const PromptRequest& request,

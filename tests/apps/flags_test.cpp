@@ -96,6 +96,20 @@ TEST(Program, WrongUsageIsOneLineAndExitCodeTwo) {
       {{"cache-prompt", "--prompt", "x", "--prompt-cache-file", "y", "--cache-format", "Portable"},
        "--cache-format must be current, portable or legacy, but got \"Portable\""},
       {{"inspect"}, "FILE"},
+      {{"generate", "--kv-dtype", "int8"}, "--kv-dtype must be float32, float16 or bfloat16"},
+      {{"generate", "--threads", "0"}, "--threads"},
+      {{"chat", "--threads", "1025"}, "--threads must be at most 1024"},
+      {{"bench", "--prompt", "0"}, "--prompt"},
+      {{"bench", "--depth", "-1"}, "--depth"},
+      {{"bench", "--decode", "many"}, "--decode"},
+      {{"bench", "--batch", "0"}, "--batch"},
+      {{"bench", "--repeat", "0"}, "--repeat"},
+      {{"bench", "--threads", "two"}, "--threads"},
+      {{"bench", "--kv-bits", "7"}, "--kv-bits"},
+      {{"bench", "--temp", "-1"}, "--temp"},
+      {{"bench", "--max-tokens", "5"}, "--max-tokens"},
+      {{"bench", "--depth", "2147483647"}, "together must be at most 16777216 tokens"},
+      {{"bench", "--batch", "2147483647"}, "together must be at most 16777216 tokens"},
   };
   for (const auto& refused : cases) {
     std::string line;
@@ -124,6 +138,10 @@ TEST(Program, GoodFlagsGetAsFarAsTheModel) {
       {"cache-prompt", "--prompt", "x", "--prompt-cache-file", "x", "--max-kv-size", "64", "--kv-bits", "2"},
       {"cache-prompt", "--prompt", "x", "--prompt-cache-file", "x", "--cache-format", "legacy"},
       {"cache-prompt", "--prompt", "x", "--prompt-cache-file", "x", "--cache-format", "portable"},
+      {"chat", "--kv-dtype", "float32", "--threads", "1024"},
+      {"bench"},
+      {"bench", "--prompt", "1", "--depth", "4000", "--decode", "0", "--batch", "8", "--repeat", "2", "--json"},
+      {"bench", "--temp", "1", "--top-p", "0.9", "--seed", "7", "--kv-bits", "8", "--kv-dtype", "float16", "--profile"},
   };
   for (const auto& arguments : cases) {
     SCOPED_TRACE(arguments.back());
@@ -134,7 +152,7 @@ TEST(Program, GoodFlagsGetAsFarAsTheModel) {
 }
 
 TEST(Program, HelpAndVersionGoToStandardOutput) {
-  for (const char* command : {"chat", "generate", "cache-prompt", "inspect"}) {
+  for (const char* command : {"chat", "generate", "cache-prompt", "inspect", "bench"}) {
     const auto help = run_program({command, "--help"});
     EXPECT_EQ(help.exit_code, 0);
     EXPECT_NE(help.out.find(std::string(command) == "inspect" ? "FILE" : "--model"), std::string::npos);

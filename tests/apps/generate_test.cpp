@@ -153,14 +153,14 @@ TEST(Generate, AnotherDtypeThanTheCachesIsSaidOnce) {
   REPRISE_NEED_MODEL(model);
   const TemporaryFolder folder;
   const auto file = folder.file("prompt.safetensors");
-  ASSERT_EQ(cache_prompt(model, "Say", file, {"--dtype", "float16"}).exit_code, 0);
+  ASSERT_EQ(cache_prompt(model, "Say", file, {"--kv-dtype", "float16"}).exit_code, 0);
   const auto other =
-      run_program(generate(model, {"--prompt-cache-file", file, "-p", " yes.", "-m", "1", "--dtype", "float32"}));
+      run_program(generate(model, {"--prompt-cache-file", file, "-p", " yes.", "-m", "1", "--kv-dtype", "float32"}));
   EXPECT_EQ(other.exit_code, 0) << other.err;
-  EXPECT_NE(other.err.find("--dtype float16"), std::string::npos) << other.err;
+  EXPECT_NE(other.err.find("--kv-dtype float16"), std::string::npos) << other.err;
   EXPECT_EQ(count_lines(other.err), 2) << "a warning and the figures: " << other.err;
   const auto same =
-      run_program(generate(model, {"--prompt-cache-file", file, "-p", " yes.", "-m", "1", "--dtype", "float16"}));
+      run_program(generate(model, {"--prompt-cache-file", file, "-p", " yes.", "-m", "1", "--kv-dtype", "float16"}));
   EXPECT_EQ(same.err.find("warning"), std::string::npos) << same.err;
 }
 
