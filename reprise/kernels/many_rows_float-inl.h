@@ -21,9 +21,9 @@ namespace reprise::kernels::cpu::many_rows::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 #if HWY_TARGET <= HWY_AVX3
-inline constexpr std::size_t kFloatTileRows = 12;
+inline constexpr std::size_t kFloatTileRows = 8;
 #else
-inline constexpr std::size_t kFloatTileRows = 6;
+inline constexpr std::size_t kFloatTileRows = 5;
 #endif
 
 struct FloatTile {
