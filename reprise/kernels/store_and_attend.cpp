@@ -10,6 +10,7 @@
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/ops.h"
 #include "mlx/primitives.h"
+#include "mlx/stream.h"
 #include "reprise/base/error.h"
 #include "reprise/base/profile.h"
 #include "reprise/base/thread_pool.h"
@@ -114,6 +115,24 @@ class StoreAndAttend final : public mx::Primitive {
   }
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    // Each output holds the inputs, so that no buffer would ever seem free.
+    const auto holds_them_too = [&](mx::array& output) { return &output.inputs() != &inputs; };
+    for (mx::array& output : outputs) {
+      if (holds_them_too(output)) output.inputs().clear();
+    }
+    try {
+      dispatch(inputs, outputs);
+    } catch (...) {
+      for (mx::array& output : outputs) {
+        if (holds_them_too(output)) output.inputs() = inputs;
+      }
+      throw;
+    }
+  }
+
+ private:
+  void dispatch(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+    wait_for_buffers(inputs);
     Job job;
     job.plan = plan_;
     for (std::size_t i = 1; i < outputs.size(); ++i) place(inputs, i, outputs[i], job.copies);
@@ -185,7 +204,6 @@ class StoreAndAttend final : public mx::Primitive {
     encoder.dispatch([job = std::move(job)]() mutable { job.run(); });
   }
 
- private:
   // Numbers that may be strided; the kernels want them side by side.
   struct Vector {
     const void* data = nullptr;
@@ -243,12 +261,27 @@ class StoreAndAttend final : public mx::Primitive {
     }
   };
 
+  bool grows(const mx::array& buffer) const { return buffer.shape(2) < plan_.capacity; }
+
+  static bool is_free(const mx::array& buffer) {
+    return buffer.is_donatable() && buffer.flags().row_contiguous && buffer.size() == buffer.data_size();
+  }
+
+  // Operations under way hold the memory that they use, so a buffer that seems shared may be free once they have
+  // ended. Waiting for them costs less than copying it.
+  void wait_for_buffers(const std::vector<mx::array>& inputs) {
+    for (std::size_t i = 3; i < 3 + plan_.num_tensors; ++i) {
+      if (grows(inputs[i]) || is_free(inputs[i])) continue;
+      mx::synchronize(stream());
+      return;
+    }
+  }
+
   // Memory of output i: its input's own where nobody else holds it and it is large enough, else a copy to be made.
   void place(const std::vector<mx::array>& inputs, std::size_t i, mx::array& out,
              std::vector<cpu::ColumnsCopy>& copies) const {
     const mx::array* in = plan_.num_tensors > 0 ? &inputs[2 + i] : nullptr;
-    const bool grows = in != nullptr && in->shape(2) < plan_.capacity;
-    if (in != nullptr && !grows && in->is_donatable() && in->flags().row_contiguous && in->size() == in->data_size()) {
+    if (in != nullptr && !grows(*in) && is_free(*in)) {
       out.copy_shared_buffer(*in);
       return;
     }
@@ -263,7 +296,7 @@ class StoreAndAttend final : public mx::Primitive {
     if (in != nullptr) {
       const auto bytes = [&](int axis) { return in->strides(axis) * static_cast<std::ptrdiff_t>(in->itemsize()); };
       copy.from = reinterpret_cast<const std::byte*>(in->data<char>());
-      copy.kept = grows ? plan_.at : in->shape(2);
+      copy.kept = grows(*in) ? plan_.at : in->shape(2);
       copy.batch_stride = bytes(0);
       copy.head_stride = bytes(1);
       copy.column_stride = bytes(2);
