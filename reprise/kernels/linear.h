@@ -39,7 +39,8 @@ mlx::core::array gated_mlp(const mlx::core::array& x, const AffineMapPtr& gate, 
 // norm(x), alone. x [..., E].
 mlx::core::array rms_norm(const mlx::core::array& x, const RmsNormParams& norm);
 
-// Rows `ids` (int32, any shape) of a weight [V, E], unpacked → [..., E] in `dtype`. Requires: ids in [0, V).
+// Rows `ids` (integers, any shape) of a weight [V, E], unpacked → [..., E] in `dtype`. Throws: invalid_argument for ids
+// of another dtype. Ids outside [0, V): a std::runtime_error at evaluation on the CPU, undefined on a GPU.
 mlx::core::array embedding(const mlx::core::array& ids, const Weight& weight, mlx::core::Dtype dtype);
 
 }  // namespace reprise::kernels

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "mlx/device.h"
 #include "mlx/fast.h"
 #include "mlx/ops.h"
 
@@ -13,7 +14,7 @@ namespace {
 
 mx::array apply(const mx::array& x, const AffineMap& map) {
   auto y = multiply_transposed(x, map.weight);
-  return map.bias ? mx::add(y, *map.bias) : y;
+  return map.bias ? mx::add(y, mx::astype(*map.bias, x.dtype())) : y;
 }
 
 mx::array activated(const mx::array& gate, GateActivation activation) {
@@ -31,8 +32,16 @@ mx::array multiply_transposed(const mx::array& x, const Weight& weight) {
     return mx::matmul(x, mx::transpose(mx::astype(*dense, x.dtype())));
   }
   const auto& w = std::get<QuantizedWeight>(weight);
-  return mx::quantized_matmul(x, w.packed, mx::astype(w.scales, x.dtype()), mx::astype(w.biases, x.dtype()),
-                              /*transpose=*/true, w.group_size, w.bits);
+  const auto scales = mx::astype(w.scales, x.dtype());
+  const auto biases = mx::astype(w.biases, x.dtype());
+  // MLX's CPU product is scalar code whose cost grows with the rows; unpacking the weight once and multiplying it by
+  // BLAS costs as much as this many rows.
+  constexpr std::size_t kRowsWorthUnpacking = 8;
+  if (x.size() >= kRowsWorthUnpacking * static_cast<std::size_t>(x.shape(-1)) && x.dtype() == mx::float32 &&
+      mx::default_device() == mx::Device::cpu) {
+    return mx::matmul(x, mx::transpose(mx::dequantize(w.packed, scales, biases, w.group_size, w.bits)));
+  }
+  return mx::quantized_matmul(x, w.packed, scales, biases, /*transpose=*/true, w.group_size, w.bits);
 }
 
 std::vector<mx::array> linear(const mx::array& x, const std::vector<AffineMapPtr>& maps,
@@ -44,7 +53,7 @@ std::vector<mx::array> linear(const mx::array& x, const std::vector<AffineMapPtr
 }
 
 mx::array linear_add(const mx::array& x, const AffineMapPtr& map, const mx::array& residual) {
-  return mx::add(residual, apply(x, *map));
+  return mx::add(mx::astype(residual, x.dtype()), apply(x, *map));
 }
 
 mx::array gated_mlp(const mx::array& x, const AffineMapPtr& gate, const AffineMapPtr& up, const AffineMapPtr& down,
@@ -53,11 +62,11 @@ mx::array gated_mlp(const mx::array& x, const AffineMapPtr& gate, const AffineMa
   const mx::array input = norm ? reference::rms_norm(x, *norm) : x;
   const mx::array hidden = mx::multiply(activated(apply(input, *gate), activation), apply(input, *up));
   const mx::array out = apply(hidden, *down);
-  return residual ? mx::add(*residual, out) : out;
+  return residual ? mx::add(mx::astype(*residual, x.dtype()), out) : out;
 }
 
 mx::array rms_norm(const mx::array& x, const RmsNormParams& norm) {
-  return mx::fast::rms_norm(x, norm.weight, norm.eps);
+  return mx::astype(mx::fast::rms_norm(x, norm.weight, norm.eps), x.dtype());
 }
 
 mx::array embedding(const mx::array& ids, const Weight& weight, mx::Dtype dtype) {

@@ -11,6 +11,15 @@
 
 namespace reprise::kernels::reference {
 
+// While one lives, all operations of this room, asked for in any thread, are these: for tests and comparisons.
+class Scope {
+ public:
+  Scope();
+  ~Scope();
+  Scope(const Scope&) = delete;
+  Scope& operator=(const Scope&) = delete;
+};
+
 mlx::core::array multiply_transposed(const mlx::core::array& x, const Weight& weight);
 std::vector<mlx::core::array> linear(const mlx::core::array& x, const std::vector<AffineMapPtr>& maps,
                                      const std::optional<RmsNormParams>& norm = {});

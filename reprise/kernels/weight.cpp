@@ -1,6 +1,16 @@
 #include "reprise/kernels/weight.h"
 
+#include <cstdint>
+#include <string>
+
+#include "mlx/transforms.h"
+#include "reprise/base/error.h"
+#include "reprise/kernels/rows_cpu.h"
+#include "reprise/kernels/weight_view.h"
+
 namespace reprise {
+
+namespace mx = mlx::core;
 
 int AffineMap::in() const {
   if (const auto* dense = std::get_if<DenseWeight>(&weight)) return dense->shape(-1);
@@ -12,5 +22,96 @@ int AffineMap::out() const {
   if (const auto* dense = std::get_if<DenseWeight>(&weight)) return dense->shape(0);
   return std::get<QuantizedWeight>(weight).packed.shape(0);
 }
+
+namespace kernels::internal {
+
+namespace {
+
+std::string text(const mx::Shape& shape) {
+  std::string out = "[";
+  for (std::size_t i = 0; i < shape.size(); ++i) out += (i ? ", " : "") + std::to_string(shape[i]);
+  return out + "]";
+}
+
+[[noreturn]] void refuse(const char* function, const std::string& what) {
+  throw Error(ErrorCode::invalid_argument, "[" + std::string(function) + "] " + what);
+}
+
+bool is_readable(const mx::array& x) {
+  if (!x.is_available()) {
+    mx::array same = x;
+    same.eval();
+  }
+  return x.flags().row_contiguous;
+}
+
+}  // namespace
+
+std::optional<cpu::Element> element_of(mx::Dtype dtype) {
+  if (dtype == mx::float32) return cpu::Element::f32;
+  if (dtype == mx::float16) return cpu::Element::f16;
+  if (dtype == mx::bfloat16) return cpu::Element::bf16;
+  return {};
+}
+
+void check_weight(const char* function, const Weight& weight) {
+  if (const auto* dense = std::get_if<DenseWeight>(&weight)) {
+    if (dense->ndim() != 2 || !mx::issubdtype(dense->dtype(), mx::floating)) {
+      refuse(function, "a dense weight must be floating [out, in], but got " + text(dense->shape()));
+    }
+    return;
+  }
+  const auto& [packed, scales, biases, group_size, bits] = std::get<QuantizedWeight>(weight);
+  const bool is_known =
+      (group_size == 32 || group_size == 64 || group_size == 128) && ((bits >= 2 && bits <= 6) || bits == 8);
+  if (!is_known) {
+    refuse(function, "a weight must have 2 to 6 or 8 bits in groups of 32, 64 or 128, but got " + std::to_string(bits) +
+                         " in groups of " + std::to_string(group_size));
+  }
+  const bool fits = packed.ndim() == 2 && scales.ndim() == 2 && packed.dtype() == mx::uint32 &&
+                    scales.shape() == biases.shape() && scales.dtype() == biases.dtype() &&
+                    mx::issubdtype(scales.dtype(), mx::floating) && packed.shape(0) == scales.shape(0) &&
+                    std::int64_t{packed.shape(1)} * 32 == std::int64_t{scales.shape(1)} * group_size * bits;
+  if (!fits) {
+    refuse(function, "a weight must be packed uint32 with scales and biases of one floating dtype, but got " +
+                         text(packed.shape()) + ", " + text(scales.shape()) + " and " + text(biases.shape()));
+  }
+}
+
+const float* floats_of(const mx::array& vector, std::vector<float>& storage) {
+  const auto element = element_of(vector.dtype());
+  if (!element || !is_readable(vector)) return nullptr;
+  if (*element == cpu::Element::f32) return vector.data<float>();
+  storage.resize(vector.size());
+  cpu::load_row(vector.data<std::byte>(), *element, 1, static_cast<int>(vector.size()), storage.data());
+  return storage.data();
+}
+
+std::optional<cpu::WeightView> view_of(const Weight& weight) {
+  cpu::WeightView view;
+  if (const auto* dense = std::get_if<DenseWeight>(&weight)) {
+    const auto element = element_of(dense->dtype());
+    if (!element || !is_readable(*dense)) return {};
+    view.rows = dense->shape(0);
+    view.cols = dense->shape(1);
+    view.element = *element;
+    view.data = dense->data<std::byte>();
+    return view;
+  }
+  const auto& [packed, scales, biases, group_size, bits] = std::get<QuantizedWeight>(weight);
+  const auto element = element_of(scales.dtype());
+  if (!element || !is_readable(packed) || !is_readable(scales) || !is_readable(biases)) return {};
+  view.rows = packed.shape(0);
+  view.cols = scales.shape(1) * group_size;
+  view.bits = bits;
+  view.group_size = group_size;
+  view.element = *element;
+  view.data = packed.data<std::byte>();
+  view.scales = scales.data<std::byte>();
+  view.biases = biases.data<std::byte>();
+  return view;
+}
+
+}  // namespace kernels::internal
 
 }  // namespace reprise

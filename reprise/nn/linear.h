@@ -2,16 +2,17 @@
 // Threads: immutable after construction; evaluate the weights before another thread uses them.
 #pragma once
 
+#include <functional>
+#include <initializer_list>
 #include <optional>
+#include <vector>
 
 #include "mlx/array.h"
 #include "mlx/dtype.h"
 #include "reprise/kernels/weight.h"
+#include "reprise/nn/norms.h"
 
 namespace reprise {
-
-// x [..., in] · weightᵀ → [..., out] in x's dtype.
-mlx::core::array multiply_transposed(const mlx::core::array& x, const Weight& weight);
 
 class Linear {
  public:
@@ -20,26 +21,34 @@ class Linear {
   // x [..., in] → [..., out] in x's dtype.
   mlx::core::array operator()(const mlx::core::array& x) const;
 
-  const Weight& weight() const { return weight_; }
+  // residual + (*this)(x), as one operation.
+  mlx::core::array add_to(const mlx::core::array& residual, const mlx::core::array& x) const;
+
+  const Weight& weight() const { return map_->weight; }
+  const AffineMapPtr& map() const { return map_; }
 
  private:
-  Weight weight_;
-  std::optional<mlx::core::array> bias_;
+  AffineMapPtr map_;
 };
+
+// layer(norm(x)) for each of several layers, as one operation that reads x once.
+std::vector<mlx::core::array> project(const mlx::core::array& x, const RmsNorm& norm,
+                                      std::initializer_list<std::reference_wrapper<const Linear>> layers);
 
 class Embedding {
  public:
   // weight [V, E]; rows come out in `dtype`.
   Embedding(Weight weight, mlx::core::Dtype dtype);
 
-  // ids int32 [B, L] → [B, L, E]. Ids must lie in [0, V): MLX does not check them.
+  // ids of an integer dtype [B, L] → [B, L, E]. Requires: ids in [0, V).
   mlx::core::array operator()(const mlx::core::array& ids) const;
 
-  // The same weight as the output head: x [B, L, E] → logits [B, L, V] in x's dtype.
-  mlx::core::array as_linear(const mlx::core::array& x) const;
+  // The same weight as an output head: [..., E] → logits [..., V] in the input's dtype.
+  const Linear& head() const { return head_; }
+  mlx::core::array as_linear(const mlx::core::array& x) const { return head_(x); }
 
  private:
-  Weight weight_;
+  Linear head_;
   mlx::core::Dtype dtype_;
 };
 

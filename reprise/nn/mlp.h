@@ -4,6 +4,7 @@
 
 #include "mlx/array.h"
 #include "reprise/nn/linear.h"
+#include "reprise/nn/norms.h"
 
 namespace reprise {
 
@@ -17,7 +18,10 @@ struct GatedMlp {
   Linear down_proj;
 
   // x [..., E] → [..., E].
-  mlx::core::array operator()(const mlx::core::array& x) const { return down_proj(swiglu(gate_proj(x), up_proj(x))); }
+  mlx::core::array operator()(const mlx::core::array& x) const;
+
+  // residual + (*this)(norm(x)), as one operation. residual [..., E].
+  mlx::core::array add_to(const mlx::core::array& residual, const RmsNorm& norm, const mlx::core::array& x) const;
 };
 
 }  // namespace reprise

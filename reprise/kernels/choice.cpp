@@ -1,0 +1,27 @@
+#include "reprise/kernels/choice.h"
+
+#include <atomic>
+
+#include "mlx/device.h"
+#include "reprise/kernels/reference.h"
+
+namespace reprise::kernels {
+
+namespace {
+
+std::atomic<int> reference_scopes = 0;
+
+}  // namespace
+
+namespace reference {
+
+Scope::Scope() { ++reference_scopes; }
+Scope::~Scope() { --reference_scopes; }
+
+}  // namespace reference
+
+bool internal::use_kernels() {
+  return reference_scopes.load(std::memory_order_relaxed) == 0 && mlx::core::default_device() == mlx::core::Device::cpu;
+}
+
+}  // namespace reprise::kernels

@@ -1,0 +1,27 @@
+// A stored weight as the CPU kernels take it. Private to `kernels`.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "mlx/array.h"
+#include "reprise/kernels/cpu.h"
+#include "reprise/kernels/weight.h"
+
+namespace reprise::kernels::internal {
+
+// None for a dtype that the kernels do not know.
+std::optional<cpu::Element> element_of(mlx::core::Dtype dtype);
+
+// Shape, dtypes and layout agree. Throws: invalid_argument, naming `function`, where they do not.
+void check_weight(const char* function, const Weight& weight);
+
+// A vector as float32: itself, or copied into `storage`. Evaluates it if it is not. Null for a dtype or layout that the
+// kernels cannot read. Both must outlive what is returned.
+const float* floats_of(const mlx::core::array& vector, std::vector<float>& storage);
+
+// Evaluates the weight if it is not. None for one that the kernels cannot read: another dtype, or not row-contiguous.
+// Requires: a weight that check_weight lets pass; it must outlive the view.
+std::optional<cpu::WeightView> view_of(const Weight& weight);
+
+}  // namespace reprise::kernels::internal
