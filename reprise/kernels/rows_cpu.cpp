@@ -1,13 +1,78 @@
 #include "reprise/kernels/rows_cpu.h"
 
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "reprise/kernels/rows_cpu.cpp"
+#include <hwy/foreach_target.h>  // IWYU pragma: keep
+#include <hwy/highway.h>
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <limits>
 
 // Compiled without contraction of products and sums: fused ones round otherwise than MLX's.
+
+HWY_BEFORE_NAMESPACE();
+namespace reprise::kernels::cpu::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+// The first whole vectors of `count` floats as float16, clamped to `largest`. Returns: how many are done. Highway's
+// emulation of the conversion truncates, so only hardware does it.
+std::size_t vector_halves(const float* x, std::size_t count, float largest, std::uint16_t* out) {
+#if (HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2) || HWY_ARCH_ARM_A64
+  const hn::ScalableTag<float> d;
+  const hn::Rebind<hwy::float16_t, decltype(d)> dh;
+  const hn::RebindToUnsigned<decltype(dh)> du;
+  const std::size_t lanes = hn::Lanes(d);
+  std::size_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    // Of a NaN and a number x86 takes the second.
+    const auto clamped = hn::Max(hn::Set(d, -largest), hn::Min(hn::Set(d, largest), hn::LoadU(d, x + i)));
+    hn::StoreU(hn::BitCast(du, hn::DemoteTo(dh, clamped)), du, out + i);
+  }
+  return i;
+#else
+  (void)x, (void)count, (void)largest, (void)out;
+  return 0;
+#endif
+}
+
+// Least and greatest of `count` numbers, of which there is a multiple of 16.
+void extremes(const float* x, std::size_t count, float* low, float* high) {
+  const hn::CappedTag<float, 16> d;
+  auto least = hn::LoadU(d, x);
+  auto greatest = least;
+  for (std::size_t i = hn::Lanes(d); i < count; i += hn::Lanes(d)) {
+    const auto v = hn::LoadU(d, x + i);
+    least = hn::Min(least, v);
+    greatest = hn::Max(greatest, v);
+  }
+  *low = hn::GetLane(hn::MinOfLanes(d, least));
+  *high = hn::GetLane(hn::MaxOfLanes(d, greatest));
+}
+
+// round((x - bias) / scale) within [0, bins], a byte each.
+void steps_of(const float* x, std::size_t count, float scale, float bias, int bins, std::uint8_t* out) {
+  const hn::CappedTag<float, 16> d;
+  const hn::RebindToSigned<decltype(d)> di;
+  const hn::Rebind<std::uint8_t, decltype(d)> db;
+  for (std::size_t i = 0; i < count; i += hn::Lanes(d)) {
+    const auto steps = hn::Div(hn::Sub(hn::LoadU(d, x + i), hn::Set(d, bias)), hn::Set(d, scale));
+    const auto within = hn::Max(hn::Min(hn::NearestInt(steps), hn::Set(di, bins)), hn::Zero(di));
+    hn::StoreU(hn::DemoteTo(db, within), db, out + i);
+  }
+}
+
+}  // namespace reprise::kernels::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
 namespace reprise::kernels::cpu {
+
+HWY_EXPORT(vector_halves);
+HWY_EXPORT(extremes);
+HWY_EXPORT(steps_of);
 
 namespace {
 
@@ -40,12 +105,6 @@ inline std::uint16_t to_bfloat(float x) {
 }
 
 inline float from_bfloat(std::uint16_t x) { return std::bit_cast<float>(std::uint32_t{x} << 16); }
-
-// To the nearest integer, even on a tie, in the default rounding mode. Requires: |x| < 2^22.
-inline float nearest(float x) {
-  constexpr float kMagic = 12582912.0f;  // 1.5 · 2^23
-  return (x + kMagic) - kMagic;
-}
 
 // `count` numbers below 2^bits as a little-endian string of bits, a whole number of bytes.
 void pack(const std::uint8_t* q, int count, int bits, std::uint8_t* out) {
@@ -91,10 +150,12 @@ void store_row(const float* x, Element element, int size, void* out) {
     return;
   }
   auto* to = static_cast<std::uint16_t*>(out);
+  const auto count = static_cast<std::size_t>(size);
   if (element == Element::f16) {
-    for (int i = 0; i < size; ++i) to[i] = to_half(x[i]);
+    std::size_t i = HWY_DYNAMIC_DISPATCH(vector_halves)(x, count, kLargestHalf, to);
+    for (; i < count; ++i) to[i] = to_half(x[i]);
   } else {
-    for (int i = 0; i < size; ++i) to[i] = to_bfloat(x[i]);
+    for (std::size_t i = 0; i < count; ++i) to[i] = to_bfloat(x[i]);
   }
 }
 
@@ -115,12 +176,9 @@ void quantize_row(const QuantizedForm& form, const float* x, int size, std::uint
   auto* scale_at = static_cast<std::uint8_t*>(scales);
   auto* bias_at = static_cast<std::uint8_t*>(biases);
   for (int begin = 0; begin < size; begin += group, x += group) {
-    float low = std::numeric_limits<float>::infinity();
-    float high = -low;
-    for (int i = 0; i < group; ++i) {
-      high = high < x[i] ? x[i] : high;
-      low = x[i] < low ? x[i] : low;
-    }
+    float low = 0.0f;
+    float high = 0.0f;
+    HWY_DYNAMIC_DISPATCH(extremes)(x, static_cast<std::size_t>(group), &low, &high);
     // The edge that is farther from zero is hit exactly.
     const bool from_low = std::abs(low) > std::abs(high);
     float scale = std::max((high - low) / bins, 1e-7f);
@@ -132,10 +190,7 @@ void quantize_row(const QuantizedForm& form, const float* x, int size, std::uint
       scale = edge / steps;
       bias = edge;
     }
-    for (int i = 0; i < group; ++i) {
-      const float q = nearest((x[i] - bias) / scale);
-      quantized[i] = static_cast<std::uint8_t>(static_cast<std::int32_t>(std::min(std::max(q, 0.0f), bins)));
-    }
+    HWY_DYNAMIC_DISPATCH(steps_of)(x, static_cast<std::size_t>(group), scale, bias, (1 << form.bits) - 1, quantized);
     pack(quantized, group, form.bits, packed);
     packed += group * form.bits / 8;
     store_row(&scale, form.element, 1, scale_at);
@@ -146,3 +201,4 @@ void quantize_row(const QuantizedForm& form, const float* x, int size, std::uint
 }
 
 }  // namespace reprise::kernels::cpu
+#endif  // HWY_ONCE

@@ -16,6 +16,7 @@
 #include "reprise/base/thread_pool.h"
 #include "reprise/kernels/attention.h"
 #include "reprise/kernels/attention_cpu.h"
+#include "reprise/kernels/cpu_target.h"
 #include "reprise/kernels/reference.h"
 #include "reprise/kernels/rows_cpu.h"
 #include "reprise/kernels/store_cpu.h"
@@ -234,6 +235,7 @@ class StoreAndAttend final : public mx::Primitive {
     cpu::Element out_element = cpu::Element::f32;
 
     void run() {
+      cpu_target();
       ThreadPool& pool = ThreadPool::process();
       const std::vector<std::int32_t> offset_of_row = offsets.integers(plan.batch);
       const std::vector<std::int32_t> start_of_row = row_starts.integers(plan.batch);

@@ -12,6 +12,7 @@
 #include "mlx/ops.h"
 #include "mlx/random.h"
 #include "mlx/transforms.h"
+#include "tests/kernels/each_target.h"
 
 namespace reprise::kernels {
 namespace {
@@ -67,7 +68,7 @@ std::vector<Kind> kinds() {
   return out;
 }
 
-TEST(RopeCpu, GivesWhatMlxGivesForEveryKind) {
+void expect_rope_of_mlx() {
   for (const int size : {32, 40, 64}) {
     mx::array x = mx::random::normal({3, 5, size}, mx::float32, 0.0f, 1.0f, mx::random::key(1));
     x.eval();
@@ -90,6 +91,8 @@ TEST(RopeCpu, GivesWhatMlxGivesForEveryKind) {
     }
   }
 }
+
+TEST(RopeCpu, GivesWhatMlxGivesForEveryKind) { on_each_target(expect_rope_of_mlx); }
 
 TEST(RopeCpu, AnglesAreThoseOfTheRealFunctions) {
   const float frequency = 1.0f;

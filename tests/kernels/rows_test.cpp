@@ -13,6 +13,7 @@
 #include "mlx/ops.h"
 #include "mlx/random.h"
 #include "mlx/transforms.h"
+#include "tests/kernels/each_target.h"
 
 namespace reprise::kernels {
 namespace {
@@ -40,7 +41,7 @@ std::vector<float> floats() {
   return out;
 }
 
-TEST(StoredRows, AreRoundedAsMlxRounds) {
+void expect_rounding_of_mlx() {
   const std::vector<float> x = floats();
   const int size = static_cast<int>(x.size());
   for (const Element element : {Element::f16, Element::bf16}) {
@@ -62,7 +63,9 @@ TEST(StoredRows, AreRoundedAsMlxRounds) {
   }
 }
 
-TEST(StoredRows, WhatFloat16CannotHoldBecomesItsLargestNumber) {
+TEST(StoredRows, AreRoundedAsMlxRounds) { on_each_target(expect_rounding_of_mlx); }
+
+void expect_saturation() {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const std::vector<float> x = {65519.0f, 65520.0f, 1e30f, kInfinity, -70000.0f, -kInfinity, std::nanf("")};
   std::vector<std::uint16_t> stored(x.size());
@@ -79,6 +82,8 @@ TEST(StoredRows, WhatFloat16CannotHoldBecomesItsLargestNumber) {
   EXPECT_TRUE(std::isnan(back.back()));
 }
 
+TEST(StoredRows, WhatFloat16CannotHoldBecomesItsLargestNumber) { on_each_target(expect_saturation); }
+
 TEST(StoredRows, StridedRowsAreRead) {
   const std::vector<float> x = {1, 2, 3, 4, 5, 6};
   std::vector<float> out(3);
@@ -86,7 +91,7 @@ TEST(StoredRows, StridedRowsAreRead) {
   EXPECT_EQ(out, (std::vector<float>{1, 3, 5}));
 }
 
-TEST(QuantizedRows, AreBitForBitThoseOfMlx) {
+void expect_quantisation_of_mlx() {
   constexpr int kSize = 256, kRows = 40;
   mx::array random = mx::random::normal({kRows, kSize}, mx::float32, 0.3f, 2.0f, mx::random::key(5));
   std::vector<mx::array> samples = {random,
@@ -125,6 +130,8 @@ TEST(QuantizedRows, AreBitForBitThoseOfMlx) {
     }
   }
 }
+
+TEST(QuantizedRows, AreBitForBitThoseOfMlx) { on_each_target(expect_quantisation_of_mlx); }
 
 }  // namespace
 }  // namespace reprise::kernels
