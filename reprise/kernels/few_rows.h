@@ -1,5 +1,6 @@
-// Products of one to eight rows with a weight matrix, bound by the memory rate of the weights: each weight is read once
-// and unpacked in registers. See products.h for the two steps. Private to `kernels`.
+// Products of one to eight rows with a weight matrix, where reading weights takes most of the time: each is read once
+// and unpacked in registers. Of two or more rows, each one's results are the same as without the others. See products.h
+// for the two steps. Private to `kernels`.
 #pragma once
 
 #include <cstddef>

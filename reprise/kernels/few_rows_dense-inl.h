@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "reprise/kernels/few_rows_layout.h"
 #include "reprise/kernels/few_rows_vectors-inl.h"
@@ -71,7 +72,10 @@ HWY_NOINLINE void dense_quad(const Layout& layout, const std::uint8_t* weight, s
         hn::Store(acc[c][r], df,
                   sums + ((column + static_cast<std::size_t>(c)) * kRows + static_cast<std::size_t>(r)) * kLanes);
   }
-  for (std::size_t r = 0; r < kRows; ++r) store_quad(sums + r * kLanes, kRows * kLanes, count, out + (first + r) * ldo);
+  for (std::size_t r = 0; r < kRows; ++r)
+    store_quad(hn::Load(df, sums + r * kLanes), hn::Load(df, sums + (kRows + r) * kLanes),
+               hn::Load(df, sums + (2 * kRows + r) * kLanes), hn::Load(df, sums + (3 * kRows + r) * kLanes), count,
+               out + (first + r) * ldo);
 }
 
 template <typename T>
@@ -82,7 +86,7 @@ void multiply_dense(const WeightView& weight, const Layout& layout, int num_rows
   for (auto n = static_cast<std::size_t>(begin); n < last; n += kQuad) {
     const std::size_t count = std::min(kQuad, last - n);
     float* to = out + (n - static_cast<std::size_t>(begin));
-    for_tiles(num_rows, [&](auto rows, std::size_t first) {
+    for_tiles(std::integer_sequence<int, 8, 4, 2, 1>(), num_rows, [&](auto rows, std::size_t first) {
       dense_quad<T, rows>(layout, data, n, count, prepared, first, to, ldo);
     });
   }

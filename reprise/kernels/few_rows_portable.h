@@ -1,9 +1,12 @@
-// few_rows without vectors, for processors that have none of those that we compile for. Private to `kernels`.
+// few_rows without vectors, for processors that have none, or only very old ones. Private to `kernels`.
 #pragma once
 
 #include <cstddef>
 
 #include "reprise/kernels/products.h"
+
+// Whether the instruction set whose turn it is (hwy/foreach_target.h) has no vectors worth using.
+#define REPRISE_FEW_ROWS_PORTABLE (HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SSSE3)
 
 namespace reprise::kernels::cpu::few_rows::portable {
 

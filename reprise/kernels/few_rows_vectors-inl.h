@@ -13,9 +13,9 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "reprise/kernels/few_rows_layout.h"
-#include "reprise/kernels/vnni-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace reprise::kernels::cpu::few_rows::HWY_NAMESPACE {
@@ -23,9 +23,13 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 // At most 64 bytes, which Layout counts on.
 using Bytes = hn::CappedTag<std::uint8_t, kMaxVectorBytes>;
+using Int8s = hn::Repartition<std::int8_t, Bytes>;
 using Int16s = hn::Repartition<std::int16_t, Bytes>;
 using Int32s = hn::Repartition<std::int32_t, Bytes>;
 using Floats = hn::Repartition<float, Bytes>;
+
+// Instructions that multiply bytes with signed bytes and add each four products to 32 bits.
+inline constexpr bool kByteProducts = HWY_TARGET <= HWY_AVX3_DL;
 
 // Columns are finished four at a time, so that their sums are added up together.
 inline constexpr std::size_t kQuad = 4;
@@ -34,6 +38,35 @@ inline constexpr std::size_t kQuad = 4;
 #define FEW_PREFETCH 1024
 #endif
 inline constexpr std::size_t kAhead = FEW_PREFETCH;
+
+// The first `bytes` bytes, a multiple of four, and zeros; reads no more.
+HWY_INLINE hn::Vec<Bytes> load_first(const std::uint8_t* from, std::size_t bytes) {
+#if HWY_TARGET <= HWY_AVX2
+  const hn::Repartition<std::uint32_t, Bytes> d;
+  return hn::BitCast(Bytes(),
+                     hn::MaskedLoad(hn::FirstN(d, bytes / 4), d, reinterpret_cast<const std::uint32_t*>(from)));
+#else
+  alignas(kMaxVectorBytes) std::uint8_t buffer[kMaxVectorBytes] = {};
+  std::memcpy(buffer, from, bytes);
+  return hn::Load(Bytes(), buffer);
+#endif
+}
+
+// Packed weights → parts of 16-bit values.
+template <int kWidth>
+HWY_INLINE void unpack(hn::Vec<Bytes> packed, hn::Vec<Int16s>* HWY_RESTRICT values) {
+  const Int16s d;
+  const hn::Repartition<std::uint16_t, Bytes> du;
+  constexpr int kParts = 16 / kWidth;
+  const auto bits = hn::BitCast(du, packed);
+  const auto mask = hn::Set(du, (1U << kWidth) - 1);
+  values[0] = hn::BitCast(d, hn::And(bits, mask));
+  if constexpr (kParts == 4) {
+    values[1] = hn::BitCast(d, hn::And(hn::ShiftRight<4>(bits), mask));
+    values[2] = hn::BitCast(d, hn::And(hn::ShiftRight<8>(bits), mask));
+  }
+  values[kParts - 1] = hn::BitCast(d, hn::ShiftRight<16 - kWidth>(bits));
+}
 
 // Elements from any address, as floats.
 template <typename T>
@@ -73,15 +106,11 @@ inline void to_floats(Element element, const void* from, std::size_t first, std:
   }
 }
 
-// Sums over the lanes of four vectors, `stride` floats apart → out[0, count).
-HWY_INLINE void store_quad(const float* HWY_RESTRICT sums, std::size_t stride, std::size_t count,
-                           float* HWY_RESTRICT out) {
+// The sums over the lanes of four vectors → out[0, count).
+HWY_INLINE void store_quad(hn::Vec<Floats> a, hn::Vec<Floats> b, hn::Vec<Floats> c, hn::Vec<Floats> d,
+                           std::size_t count, float* HWY_RESTRICT out) {
   const Floats df;
   const hn::Repartition<double, Bytes> dd;
-  const auto a = hn::Load(df, sums);
-  const auto b = hn::Load(df, sums + stride);
-  const auto c = hn::Load(df, sums + 2 * stride);
-  const auto d = hn::Load(df, sums + 3 * stride);
   // In each 128-bit block: [a b a b], [c d c d], then [a b c d].
   const auto ab = hn::BitCast(dd, hn::Add(hn::InterleaveLower(df, a, b), hn::InterleaveUpper(df, a, b)));
   const auto cd = hn::BitCast(dd, hn::Add(hn::InterleaveLower(df, c, d), hn::InterleaveUpper(df, c, d)));
@@ -106,21 +135,15 @@ HWY_INLINE void store_quad(const float* HWY_RESTRICT sums, std::size_t stride, s
   }
 }
 
-// Calls body(rows, first) for rows [first, first + rows) until all are done; `rows` is a constant. Which of them share
-// a call does not change their sums.
-template <typename Body>
-HWY_INLINE void for_tiles(int num_rows, Body body) {
+// Calls body(rows, first) for rows [first, first + rows) until all are done; `rows` is a constant, each of kTiles as
+// often as it fits. Which of them share a call does not change their sums.
+template <int... kTiles, typename Body>
+HWY_INLINE void for_tiles(std::integer_sequence<int, kTiles...> /*tiles*/, int num_rows, Body body) {
   std::size_t first = 0;
-  int left = num_rows;
-  for (; left >= 8; left -= 8, first += 8) body(std::integral_constant<int, 8>(), first);
-  if (left >= 4) {
-    body(std::integral_constant<int, 4>(), first);
-    first += 4;
-    left -= 4;
-  }
-  if (left == 3) body(std::integral_constant<int, 3>(), first);
-  if (left == 2) body(std::integral_constant<int, 2>(), first);
-  if (left == 1) body(std::integral_constant<int, 1>(), first);
+  const auto take = [&](auto rows) {
+    for (; num_rows >= rows; num_rows -= rows, first += rows) body(rows, first);
+  };
+  (take(std::integral_constant<int, kTiles>()), ...);
 }
 
 }  // namespace reprise::kernels::cpu::few_rows::HWY_NAMESPACE

@@ -1,0 +1,132 @@
+// Quantised weights: which kernel takes them, and what it gets. Compiled once for each instruction set, see
+// few_rows.cpp. Private to `kernels`.
+#if defined(REPRISE_KERNELS_FEW_ROWS_QUANTIZED_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef REPRISE_KERNELS_FEW_ROWS_QUANTIZED_INL_H_
+#undef REPRISE_KERNELS_FEW_ROWS_QUANTIZED_INL_H_
+#else
+#define REPRISE_KERNELS_FEW_ROWS_QUANTIZED_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "reprise/kernels/few_rows_bytes-inl.h"
+#include "reprise/kernels/few_rows_layout.h"
+#include "reprise/kernels/few_rows_one-inl.h"
+#include "reprise/kernels/few_rows_several-inl.h"
+#include "reprise/kernels/few_rows_vectors-inl.h"
+#include "reprise/kernels/scratch.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace reprise::kernels::cpu::few_rows::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// The weight's rows from `first` on, in the width in which they are multiplied.
+struct Rows {
+  const std::uint8_t* data;
+  std::size_t stride;
+  std::size_t bytes;
+};
+
+inline bool needs_bytes(const WeightView& weight) { return weight.bits != width_of(weight.bits); }
+
+inline std::size_t packed_stride(const WeightView& weight) {
+  return static_cast<std::size_t>(weight.cols) * static_cast<std::size_t>(weight.bits) / 8;
+}
+
+// `buffer` has room for count rows of bytes, each rounded up to vectors.
+inline Rows rows_of(const WeightView& weight, std::size_t first, std::size_t count, std::uint8_t* buffer) {
+  const std::size_t stride = packed_stride(weight);
+  const auto* data = static_cast<const std::uint8_t*>(weight.data) + first * stride;
+  if (!needs_bytes(weight)) return {data, stride, stride};
+  const std::size_t bytes = round_up(static_cast<std::size_t>(weight.cols), kMaxVectorBytes);
+  for (std::size_t row = 0; row < count; ++row)
+    unpack_bytes(weight.bits, data + row * stride, stride, bytes, buffer + row * bytes);
+  return {buffer, bytes, bytes};
+}
+
+// count · groups floats times the row's scales, which begin again after each `groups` of them and can be read as
+// vectors from each.
+inline void multiply_by_scales(float* HWY_RESTRICT values, std::size_t count, std::size_t groups,
+                               const float* HWY_RESTRICT scales) {
+  const Floats d;
+  std::size_t group = 0;
+  for (std::size_t i = 0; i < count * groups; i += hn::Lanes(d)) {
+    hn::StoreU(hn::Mul(hn::LoadU(d, values + i), hn::LoadU(d, scales + group)), d, values + i);
+    group += hn::Lanes(d);
+    while (group >= groups) group -= groups;
+  }
+}
+
+template <int kWidth>
+void multiply_one(const WeightView& weight, const Layout& layout, const std::uint8_t* prepared, std::size_t begin,
+                  std::size_t end, float* out) {
+  const std::size_t groups = layout.groups;
+  // Few columns at a time, so that their scales and biases are floats in the first cache.
+  constexpr std::size_t kGroupsAtOnce = 1536;
+  const std::size_t at_once = std::clamp<std::size_t>(kGroupsAtOnce / groups / kQuad * kQuad, kQuad, 32);
+  const std::size_t room = round_up(at_once * groups + 2 * kMaxLanes, kMaxLanes);
+  const std::size_t bytes = needs_bytes(weight) ? at_once * round_up(layout.cols, kMaxVectorBytes) : 0;
+  auto* scales = static_cast<float*>(scratch(2 * room * sizeof(float) + bytes));
+  float* biases = scales + room;
+  auto* buffer = reinterpret_cast<std::uint8_t*>(biases + room);
+  const auto* row_scales = reinterpret_cast<const float*>(prepared + layout.scales_offset);
+  for (std::size_t n = begin; n < end; n += at_once) {
+    const std::size_t count = std::min(at_once, end - n);
+    to_floats(weight.element, weight.scales, n * groups, count * groups, scales);
+    to_floats(weight.element, weight.biases, n * groups, count * groups, biases);
+    multiply_by_scales(scales, count, groups, row_scales);
+    const Rows rows = rows_of(weight, n, count, buffer);
+    columns_times_row<kWidth>(layout, {rows.data, rows.stride, rows.bytes, scales, biases, count}, prepared,
+                              out + (n - begin));
+  }
+}
+
+template <int kWidth>
+void multiply_several(const WeightView& weight, const Layout& layout, int num_rows, const std::uint8_t* prepared,
+                      std::size_t begin, std::size_t end, float* out, std::size_t ldo) {
+  const std::size_t groups = layout.groups;
+  const std::size_t room = kPanel * round_up(groups + 4, kMaxLanes);
+  const std::size_t bytes = kPanel * round_up(layout.cols, kMaxVectorBytes);
+  auto* floats = static_cast<float*>(scratch(3 * room * sizeof(float) + bytes));
+  float* scales = floats + room;
+  float* biases = scales + room;
+  auto* buffer = reinterpret_cast<std::uint8_t*>(biases + room);
+  for (std::size_t n = begin; n < end; n += kPanel) {
+    const std::size_t count = std::min(kPanel, end - n);
+    to_floats(weight.element, weight.scales, n * groups, count * groups, floats);
+    transpose_panel(floats, groups, scales);
+    to_floats(weight.element, weight.biases, n * groups, count * groups, floats);
+    transpose_panel(floats, groups, biases);
+    Rows rows = rows_of(weight, n, count, buffer);
+    if (count < kPanel && rows.data != buffer) {
+      for (std::size_t row = 0; row < count; ++row)
+        std::memcpy(buffer + row * rows.stride, rows.data + row * rows.stride, rows.bytes);
+      rows.data = buffer;
+    }
+    for_tiles(SeveralTiles(), num_rows, [&](auto tile, std::size_t first) {
+      panel_times_rows<kWidth, tile>(layout, {rows.data, rows.stride, scales, biases}, prepared, first, count,
+                                     out + (n - begin), ldo);
+    });
+  }
+}
+
+template <int kWidth>
+void multiply_quantized(const WeightView& weight, const Layout& layout, int num_rows, const std::uint8_t* prepared,
+                        int begin, int end, float* out, std::size_t ldo) {
+  if (num_rows == 1) {
+    multiply_one<kWidth>(weight, layout, prepared, static_cast<std::size_t>(begin), static_cast<std::size_t>(end), out);
+  } else {
+    multiply_several<kWidth>(weight, layout, num_rows, prepared, static_cast<std::size_t>(begin),
+                             static_cast<std::size_t>(end), out, ldo);
+  }
+}
+
+}  // namespace reprise::kernels::cpu::few_rows::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif
