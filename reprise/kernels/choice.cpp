@@ -3,6 +3,7 @@
 #include <atomic>
 
 #include "mlx/device.h"
+#include "reprise/kernels/cpu_target.h"
 #include "reprise/kernels/reference.h"
 
 namespace reprise::kernels {
@@ -21,7 +22,11 @@ Scope::~Scope() { --reference_scopes; }
 }  // namespace reference
 
 bool internal::use_kernels() {
-  return reference_scopes.load(std::memory_order_relaxed) == 0 && mlx::core::default_device() == mlx::core::Device::cpu;
+  if (reference_scopes.load(std::memory_order_relaxed) != 0 || mlx::core::default_device() != mlx::core::Device::cpu) {
+    return false;
+  }
+  cpu_target();  // chosen before the first kernel runs
+  return true;
 }
 
 }  // namespace reprise::kernels
