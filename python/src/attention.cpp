@@ -118,9 +118,8 @@ mx::array attend_quantized(const mx::array& queries, nb::handle q_keys, nb::hand
     }
   }
   const mx::array typed = mx::astype(queries, result_dtype(queries, keys, values, mask));
-  // MLX is loaded before us here and keeps its own BLAS, with which unpacking never pays (8 bits) or little (4 bits).
   return scaled_dot_product_attention(typed, QuantizedKV{keys, values, {group_size, bits}},
-                                      {.scale = scale, .mask = mask, .sinks = sinks, .may_unpack = false});
+                                      {.scale = scale, .mask = mask, .sinks = sinks});
 }
 
 // MLX's kernel itself: nothing of ours could add to it, and the caller gets the numbers that mlx-lm gets, bit for bit,

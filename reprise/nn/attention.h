@@ -13,10 +13,8 @@ struct AttentionScoreOptions {
   float scale = 1.0f;  // multiplies the scores; usually D^-1/2
   Mask mask = NoMask{};
   std::optional<mlx::core::array> sinks = {};  // [H]: an extra logit per head in the softmax's denominator
-  // Many queries on quantised keys and values on the CPU: may these be unpacked, for the time of a product? That is
-  // faster where MLX's float product is (with OpenBLAS, twice); no result depends on it but by rounding. MLX's wheel in
-  // a process that links no other BLAS first, such as Python's, has a slow one.
-  bool may_unpack = true;
+  // int32 [B]: columns before row_starts[b] hold nothing of row b; they are not read. The mask must hide them as well.
+  std::optional<mlx::core::array> row_starts = {};
 };
 
 // softmax(scale · q · Kᵀ + mask) · V with grouped heads (H a multiple of Hkv), over dense or quantised keys and values.
