@@ -6,7 +6,7 @@ from xml.sax.saxutils import escape
 
 SHOWN = ("decode", "decode_4k", "decode_4k_q8", "prefill", "prefill_4k", "decode_batch8")
 ENGINES = (("reprise", "Reprise", "#2f6fde"), ("llama_cpp", "llama.cpp", "#8a94a3"), ("mlx_lm", "mlx-lm", "#c9ced6"))
-WIDTH, LEFT, RIGHT = 760, 210, 120
+WIDTH, LEFT, RIGHT = 760, 210, 240
 BAR, GAP, GROUP = 16, 3, 18
 TOP, BOTTOM = 74, 34
 
@@ -20,6 +20,10 @@ def number(value):
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
+def factor(value):
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
+
+
 def bars(figure, y):
     """The group of one figure: each group has a scale of its own, its longest bar as long as the chart is wide."""
     shown = [(name, colour, figure[engine]) for engine, name, colour in ENGINES if figure.get(engine) is not None]
@@ -30,11 +34,10 @@ def bars(figure, y):
         length = max(1.5, (WIDTH - LEFT - RIGHT) * value / most)
         own = name == "Reprise"
         parts.append(f'<rect x="{LEFT}" y="{y}" width="{length:.1f}" height="{BAR}" rx="2" fill="{colour}"/>')
-        label = number(value)
-        if not own and figure.get("reprise") is not None:
-            label += f"  ({number(figure['reprise'] / value)} x less)" if value < figure["reprise"] else ""
-        parts.append(text(LEFT + length + 7, y + BAR - 4, label, weight="bold" if own else "normal",
-                          fill="#1f2733" if own else "#5a6472"))
+        parts.append(text(LEFT + length + 7, y + BAR - 4, number(value), weight="bold" if own else "normal"))
+        if own:
+            times = ", ".join(f"{factor(value / other)} \u00d7 {peer}" for peer, _, other in shown[1:])
+            parts.append(text(LEFT + length + 13 + 7.5 * len(number(value)), y + BAR - 4, times, fill="#5a6472"))
         y += BAR + GAP
     return parts, y - GAP + GROUP
 
@@ -54,7 +57,7 @@ def chart(figures, threads):
             parts, y = bars(by_name[name], y)
             body += parts
     height = y - GROUP + BOTTOM
-    body.append(text(20, height - 12, "./run bench peers", size=11, fill="#5a6472"))
+    body.append(text(20, height - 12, "measured by ./run bench peers", size=11, fill="#5a6472"))
     return "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
         'font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif" role="img" '
