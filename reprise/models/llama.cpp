@@ -99,14 +99,16 @@ class Attention {
             weights.take_linear(path + ".v_proj", kv_heads_ * head_dim_, config.hidden_size, config.attention_bias)),
         o_proj_(weights.take_linear(path + ".o_proj", config.hidden_size, heads_ * head_dim_, config.attention_bias)) {}
 
-  // x [B, L, E] → [B, L, E].
-  mx::array operator()(const mx::array& x, AttentionCache& cache, const Rope& rope, const Mask& mask,
-                       mx::Dtype kv_dtype) const {
-    return o_proj_(cache.attend_projections({q_proj_(x), k_proj_(x), v_proj_(x), heads_, kv_heads_},
-                                            {.rope = &rope,
-                                             .scale = 1.0f / std::sqrt(static_cast<float>(head_dim_)),
-                                             .mask = mask,
-                                             .stored_dtype = kv_dtype}));
+  // residual + attention over norm(residual). residual [B, L, E] → [B, L, E].
+  mx::array add_to(const mx::array& residual, const RmsNorm& norm, AttentionCache& cache, const Rope& rope,
+                   const Mask& mask, mx::Dtype kv_dtype) const {
+    const auto projected = project(residual, norm, {q_proj_, k_proj_, v_proj_});
+    const auto out = cache.attend_projections({projected[0], projected[1], projected[2], heads_, kv_heads_},
+                                              {.rope = &rope,
+                                               .scale = 1.0f / std::sqrt(static_cast<float>(head_dim_)),
+                                               .mask = mask,
+                                               .stored_dtype = kv_dtype});
+    return o_proj_.add_to(residual, out);
   }
 
  private:
@@ -160,11 +162,10 @@ class LlamaModel final : public LanguageModel {
     for (std::size_t i = 0; i < layers_.size(); ++i) {
       const Layer& layer = layers_[i];
       const Mask& mask = is_sliding_[i] ? *sliding : *full;
-      h = mx::add(h, layer.self_attn(layer.input_layernorm(h), cache.at<AttentionCache>(i), rope_, mask, kv_dtype_));
-      h = mx::add(h, layer.mlp(layer.post_attention_layernorm(h)));
+      h = layer.self_attn.add_to(h, layer.input_layernorm, cache.at<AttentionCache>(i), rope_, mask, kv_dtype_);
+      h = layer.mlp.add_to(h, layer.post_attention_layernorm, h);
     }
-    h = norm_(h);
-    return lm_head_ ? (*lm_head_)(h) : embed_tokens_.as_linear(h);
+    return project(h, norm_, {lm_head_ ? *lm_head_ : embed_tokens_.head()})[0];
   }
 
   PromptCache make_cache() const override {

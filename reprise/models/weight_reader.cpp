@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "mlx/device.h"
 #include "mlx/ops.h"
 #include "mlx/transforms.h"
 #include "reprise/base/error.h"
@@ -54,15 +55,26 @@ mx::array WeightReader::take_as_stored(const std::string& name, const mx::Shape&
 
 mx::array WeightReader::keep(mx::array weight) {
   nbytes_ += weight.nbytes();
+  weight = mx::contiguous(weight);  // no copy of what is
   taken_.push_back(weight);
   return weight;
 }
 
-mx::array WeightReader::take(const std::string& name, const mx::Shape& shape) {
+mx::array WeightReader::take_float(const std::string& name, const mx::Shape& shape) {
   mx::array weight = take_as_stored(name, shape);
   if (!is_float(weight.dtype())) corrupt("weight '" + name + "' must be of a float type");
   num_parameters_ += weight.size();
-  return keep(mx::astype(weight, dtype_));
+  return weight;
+}
+
+mx::array WeightReader::take(const std::string& name, const mx::Shape& shape) {
+  return keep(mx::astype(take_float(name, shape), dtype_));
+}
+
+// Our kernels on the CPU widen a matrix as they read it, so the narrow one stays; MLX's products want one dtype.
+mx::array WeightReader::take_dense(const std::string& name, const mx::Shape& shape) {
+  mx::array weight = take_float(name, shape);
+  return keep(mx::default_device() == mx::Device::cpu ? std::move(weight) : mx::astype(weight, dtype_));
 }
 
 // A layer that the config does not name is packed as its shapes say: the config's default may be another one.
@@ -86,7 +98,7 @@ Weight WeightReader::take_weight(const std::string& path, int out, int in) {
   const std::size_t size = static_cast<std::size_t>(out) * static_cast<std::size_t>(in);
   if (!has(path + ".scales")) {
     matrices_["not quantised"] += size;
-    return take(path + ".weight", {out, in});
+    return take_dense(path + ".weight", {out, in});
   }
   const QuantizationSpec spec = spec_of(path, in);
   check_spec(path, spec, in);

@@ -18,7 +18,7 @@ namespace reprise::internal {
 
 class WeightReader {
  public:
-  // Dense weights come out in `dtype`; packed weights and their scales stay as stored.
+  // Vectors come out in `dtype`, and so do dense matrices on a GPU; everything else stays as stored.
   WeightReader(WeightMap weights, QuantizationOverrides overrides, mlx::core::Dtype dtype);
 
   bool has(const std::string& name) const { return weights_.count(name) != 0; }
@@ -46,6 +46,8 @@ class WeightReader {
  private:
   QuantizationSpec spec_of(const std::string& path, int in) const;
   mlx::core::array take_as_stored(const std::string& name, const mlx::core::Shape& shape);
+  mlx::core::array take_float(const std::string& name, const mlx::core::Shape& shape);
+  mlx::core::array take_dense(const std::string& name, const mlx::core::Shape& shape);
   mlx::core::array keep(mlx::core::array weight);
 
   WeightMap weights_;
