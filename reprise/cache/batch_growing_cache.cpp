@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "reprise/base/error.h"
+#include "reprise/cache/fused_attention.h"
 #include "reprise/cache/row_numbers.h"
 #include "reprise/cache/state_reader.h"
 #include "reprise/nn/masks.h"
@@ -123,6 +124,29 @@ KeysValues BatchGrowingCache::keys_and_values() const {
 
 Mask BatchGrowingCache::make_mask(int N, const MaskOptions& options) const {
   return create_causal_mask(N, idx_, {.window = options.window, .left_padding = int_array(left_padding_)});
+}
+
+mx::array BatchGrowingCache::attend(const mx::array& queries, const mx::array& keys, const mx::array& values,
+                                    const AttentionOptions& options) {
+  return attend_by_projections(*this, queries, keys, values, options);
+}
+
+mx::array BatchGrowingCache::attend_projections(const Projections& projections, const AttentionOptions& options) {
+  if (!FusedStep::takes(projections, buffer_)) return attend_projections_in_parts(projections, options);
+  const std::string function = class_name() + "::attend_projections";
+  const FusedStep step(function, projections, options, buffer_, quantization_);
+  if (step.batch_size() != batch_size()) {
+    fail(ErrorCode::invalid_argument, function, "projections must have " + std::to_string(batch_size()) + " rows",
+         std::to_string(step.batch_size()));
+  }
+  check_countable(function, idx_, step.width());
+
+  pending_.before_update(buffer_);
+  StepResult result = step.run(buffer_, {idx_, idx_ + step.width(), grown_capacity(buffer_, idx_, step.width())},
+                               offset(), left_padding_);
+  buffer_ = std::move(result.buffer);
+  idx_ += step.width();
+  return result.output;
 }
 
 void BatchGrowingCache::prepare(const BatchPrompt& prompt) {

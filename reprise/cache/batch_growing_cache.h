@@ -49,6 +49,10 @@ class BatchGrowingCache : public AttentionCache, public BatchedCache {
   KeysValues keys_and_values() const override;
   // Always an array [B, 1, N, idx + N]: causal, without padding, the window applied.
   Mask make_mask(int N, const MaskOptions& options = {}) const override;
+  mlx::core::array attend(const mlx::core::array& queries, const mlx::core::array& keys, const mlx::core::array& values,
+                          const AttentionOptions& options) override;
+  // Rows cost what they hold, padding is not read.
+  mlx::core::array attend_projections(const Projections& projections, const AttentionOptions& options) override;
 
   int batch_size() const override { return static_cast<int>(left_padding_.size()); }
   void prepare(const BatchPrompt& prompt) override;

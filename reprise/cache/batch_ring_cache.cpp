@@ -5,6 +5,7 @@
 
 #include "mlx/ops.h"
 #include "reprise/base/error.h"
+#include "reprise/cache/fused_attention.h"
 #include "reprise/cache/row_numbers.h"
 #include "reprise/nn/masks.h"
 
@@ -166,42 +167,84 @@ void BatchRingCache::append_chunk(const KVColumns& added) {
   rotated_ = false;
 }
 
-void BatchRingCache::append_one(const KVColumns& added) {
-  std::vector<Row> rows = rows_;
-  std::optional<KVColumns> next = buffer_;
-  int idx = idx_;
-  bool rotated = rotated_;
+BatchRingCache::NextColumn BatchRingCache::next_column() const {
+  NextColumn next{buffer_, buffer_ ? buffer_->width() : 0, idx_, rotated_, rows_};
   const int width = buffer_ ? buffer_->width() - keep_ : 0;
   if (const int surplus = width - ring_size(); surplus > 0) {
-    next = with_sinks(buffer_->first(keep_), ring_of(*buffer_).slice(surplus, width));
-    for (Row& row : rows) row.padding -= surplus;
-    idx = ring_size();
-  } else if (idx == width && width < ring_size()) {
-    const int columns = std::min(kColumnStep, ring_size() - width);
-    next = buffer_ ? concatenate_columns({*buffer_, added.zeros(columns)}) : added.zeros(keep_ + columns);
+    next.columns = with_sinks(buffer_->first(keep_), ring_of(*buffer_).slice(surplus, width));
+    next.capacity = max_size_;
+    for (Row& row : next.rows) row.padding -= surplus;
+    next.idx = ring_size();
+  } else if (idx_ == width && width < ring_size()) {
+    next.capacity = keep_ + width + std::min(kColumnStep, ring_size() - width);
   }
-  if (idx == ring_size()) {
-    rotated = true;
-    idx = 0;
+  if (next.idx == ring_size()) {
+    next.rotated = true;
+    next.idx = 0;
   }
-  if (const auto sinks = next_sinks(added, rows)) next = next->written(0, *sinks);
-  next = next->written(keep_ + idx, added);
-  for (Row& row : rows) {
-    if (rotated) row.padding -= 1;
+  return next;
+}
+
+void BatchRingCache::commit(NextColumn next, KVColumns buffer) {
+  for (Row& row : next.rows) {
+    if (next.rotated) row.padding -= 1;
     row.offset += 1;
     row.stored = std::min(row.stored + 1, ring_size());
   }
-  buffer_ = std::move(next);
-  rows_ = std::move(rows);
+  buffer_ = std::move(buffer);
+  rows_ = std::move(next.rows);
   columns_written_ += 1;
-  idx_ = idx + 1;
-  rotated_ = rotated;
+  idx_ = next.idx + 1;
+  rotated_ = next.rotated;
+}
+
+void BatchRingCache::append_one(const KVColumns& added) {
+  NextColumn next = next_column();
+  const int have = next.columns ? next.columns->width() : 0;
+  KVColumns buffer = next.columns ? *next.columns : added.zeros(next.capacity);
+  if (next.columns && have < next.capacity) {
+    buffer = concatenate_columns({buffer, added.zeros(next.capacity - have)});
+  }
+  if (const auto sinks = next_sinks(added, next.rows)) buffer = buffer.written(0, *sinks);
+  buffer = buffer.written(keep_ + next.idx, added);
+  commit(std::move(next), std::move(buffer));
+}
+
+mx::array BatchRingCache::attend(const mx::array& queries, const mx::array& keys, const mx::array& values,
+                                 const AttentionOptions& options) {
+  return attend_by_projections(*this, queries, keys, values, options);
+}
+
+// One column without first tokens is the kernel's; prompts go in parts.
+mx::array BatchRingCache::attend_projections(const Projections& projections, const AttentionOptions& options) {
+  const bool fused = FusedStep::takes(projections, buffer_) && projections.queries.shape(1) == 1 &&
+                     !is_in_padded_prompt() && !brings_sinks(1, rows_);
+  if (!fused) return attend_projections_in_parts(projections, options);
+  const std::string function = class_name() + "::attend_projections";
+  const FusedStep step(function, projections, options, buffer_, quantization_);
+  if (step.batch_size() != batch_size()) {
+    fail(ErrorCode::invalid_argument, function, "projections must have " + std::to_string(batch_size()) + " rows",
+         step.batch_size());
+  }
+  int counted = columns_written_;
+  for (const Row& row : rows_) counted = std::max(counted, row.offset);
+  check_countable(function, counted, 1);
+
+  pending_.before_update(buffer_);
+  NextColumn next = next_column();
+  const int visible = keep_ + (next.rotated ? ring_size() : next.idx + 1);
+  StepResult result = step.run(next.columns, {keep_ + next.idx, visible, next.capacity}, offset());
+  commit(std::move(next), std::move(result.buffer));
+  return result.output;
+}
+
+bool BatchRingCache::brings_sinks(int width, const std::vector<Row>& rows) const {
+  return std::any_of(rows.begin(), rows.end(),
+                     [&](const Row& row) { return row.offset < keep_ && row.offset + width > 0; });
 }
 
 std::optional<KVColumns> BatchRingCache::next_sinks(const KVColumns& added, const std::vector<Row>& rows) const {
-  const bool any = std::any_of(rows.begin(), rows.end(),
-                               [&](const Row& row) { return row.offset < keep_ && row.offset + added.width() > 0; });
-  if (!any) return std::nullopt;
+  if (!brings_sinks(added.width(), rows)) return std::nullopt;
   const KVColumns old = buffer_ ? buffer_->first(keep_) : added.zeros(keep_);
   std::vector<int> from;
   for (const Row& row : rows) {

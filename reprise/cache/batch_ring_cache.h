@@ -68,6 +68,9 @@ class BatchRingCache : public AttentionCache, public BatchedCache {
   KeysValues keys_and_values() const override;
   // Always an array [B, 1, N, columns that the update will return], in their storage order.
   Mask make_mask(int N, const MaskOptions& options = {}) const override;
+  mlx::core::array attend(const mlx::core::array& queries, const mlx::core::array& keys, const mlx::core::array& values,
+                          const AttentionOptions& options) override;
+  mlx::core::array attend_projections(const Projections& projections, const AttentionOptions& options) override;
 
   int batch_size() const override { return static_cast<int>(rows_.size()); }
   bool is_in_padded_prompt() const override;
@@ -144,6 +147,18 @@ class BatchRingCache : public AttentionCache, public BatchedCache {
   std::optional<KVColumns> next_sinks(const KVColumns& added, const std::vector<Row>& rows) const;
   void append_chunk(const KVColumns& added);
   void append_one(const KVColumns& added);
+  // What one more column changes, besides the column itself.
+  struct NextColumn {
+    std::optional<KVColumns> columns;  // those that exist, none for none
+    int capacity = 0;                  // columns of the buffer afterwards
+    int idx = 0;                       // of the new column, in the ring
+    bool rotated = false;
+    std::vector<Row> rows;
+  };
+  NextColumn next_column() const;
+  void commit(NextColumn next, KVColumns buffer);
+  // Whether `width` new columns bring a row one of its first tokens.
+  bool brings_sinks(int width, const std::vector<Row>& rows) const;
   void check_row(const std::string& function, int row) const;
   // These rows' buffer with the newest column at ring column `idx` of `width`, in the form of `like`. `temporal`:
   // oldest column first.

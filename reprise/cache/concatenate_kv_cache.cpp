@@ -31,6 +31,16 @@ Meta ConcatenateKVCache::legacy_meta() const { return {}; }
 
 std::unique_ptr<LayerCache> ConcatenateKVCache::fork() const { return std::make_unique<ConcatenateKVCache>(*this); }
 
+mlx::core::array ConcatenateKVCache::attend(const mlx::core::array& queries, const mlx::core::array& keys,
+                                            const mlx::core::array& values, const AttentionOptions& options) {
+  return attend_in_parts(queries, keys, values, options);
+}
+
+mlx::core::array ConcatenateKVCache::attend_projections(const Projections& projections,
+                                                        const AttentionOptions& options) {
+  return attend_projections_in_parts(projections, options);
+}
+
 internal::KVColumns ConcatenateKVCache::appended(const internal::KVColumns& rows) const {
   // The first rows may be a view of something larger.
   if (offset_ == 0) return rows.contiguous();

@@ -29,6 +29,10 @@ class ConcatenateKVCache final : public internal::GrowingCache {
   State legacy_state() const override;
   Meta legacy_meta() const override;
   std::unique_ptr<LayerCache> fork() const override;
+  // In parts: this is what the kernel's results are compared with.
+  mlx::core::array attend(const mlx::core::array& queries, const mlx::core::array& keys, const mlx::core::array& values,
+                          const AttentionOptions& options) override;
+  mlx::core::array attend_projections(const Projections& projections, const AttentionOptions& options) override;
 
  protected:
   internal::KVColumns appended(const internal::KVColumns& rows) const override;

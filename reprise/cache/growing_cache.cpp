@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "reprise/base/error.h"
+#include "reprise/cache/fused_attention.h"
 #include "reprise/nn/masks.h"
 
 namespace reprise::internal {
@@ -45,6 +46,26 @@ KeysValues GrowingCache::keys_and_values() const {
 
 Mask GrowingCache::make_mask(int N, const MaskOptions& options) const {
   return create_attention_mask(N, length(), {options.return_array, options.window});
+}
+
+mx::array GrowingCache::attend(const mx::array& queries, const mx::array& keys, const mx::array& values,
+                               const AttentionOptions& options) {
+  return attend_by_projections(*this, queries, keys, values, options);
+}
+
+mx::array GrowingCache::attend_projections(const Projections& projections, const AttentionOptions& options) {
+  if (!FusedStep::takes(projections, buffer_)) return attend_projections_in_parts(projections, options);
+  const std::string function = class_name() + "::attend_projections";
+  const FusedStep step(function, projections, options, buffer_, quantization_);
+  check_countable(function, offset_, step.width());
+
+  pending_.before_update(buffer_);
+  const int stored = length();
+  StepResult result =
+      step.run(buffer_, {stored, stored + step.width(), grown_capacity(buffer_, stored, step.width())}, offset_);
+  buffer_ = std::move(result.buffer);
+  offset_ += step.width();
+  return result.output;
 }
 
 State::List GrowingCache::keys_values_state(bool saved) const {

@@ -29,6 +29,9 @@ class GrowingCache : public AttentionCache {
   KeysValues update_and_fetch(const mlx::core::array& keys, const mlx::core::array& values) override;
   KeysValues keys_and_values() const override;
   Mask make_mask(int N, const MaskOptions& options = {}) const override;
+  mlx::core::array attend(const mlx::core::array& queries, const mlx::core::array& keys, const mlx::core::array& values,
+                          const AttentionOptions& options) override;
+  mlx::core::array attend_projections(const Projections& projections, const AttentionOptions& options) override;
 
  protected:
   explicit GrowingCache(std::optional<KVQuantization> quantization) : quantization_(quantization) {}

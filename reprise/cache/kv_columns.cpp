@@ -265,10 +265,15 @@ KVColumns concatenate_columns(const std::vector<KVColumns>& parts) { return conc
 
 KVColumns concatenate_rows(const std::vector<KVColumns>& parts) { return concatenated(parts, 0); }
 
+int grown_capacity(const std::optional<KVColumns>& buffer, int stored, int rows) {
+  if (buffer && stored + rows <= buffer->width()) return buffer->width();
+  const int kept = !buffer ? 0 : stored % kColumnStep == 0 ? buffer->width() : stored;
+  return kept + grown_columns(rows);
+}
+
 KVColumns grown(const std::optional<KVColumns>& buffer, int stored, const KVColumns& rows) {
   if (buffer && stored + rows.width() <= buffer->width()) return buffer->written(stored, rows);
-  const int kept_capacity = !buffer ? 0 : stored % kColumnStep == 0 ? buffer->width() : stored;
-  const int slack = kept_capacity + grown_columns(rows.width()) - stored - rows.width();
+  const int slack = grown_capacity(buffer, stored, rows.width()) - stored - rows.width();
   std::vector<KVColumns> parts;
   if (stored > 0) parts.push_back(buffer->first(stored));
   parts.push_back(rows);

@@ -76,6 +76,8 @@ KVColumns concatenate_rows(const std::vector<KVColumns>& parts);
 // not fit, the buffer is cut to `stored` unless that is a multiple of the step, and ⌈L / step⌉ · step columns are
 // added.
 inline constexpr int kColumnStep = 256;
+// The columns that it has then.
+int grown_capacity(const std::optional<KVColumns>& buffer, int stored, int rows);
 KVColumns grown(const std::optional<KVColumns>& buffer, int stored, const KVColumns& rows);
 
 // Throws: invalid_argument when `columns` more cannot be counted by int.

@@ -24,6 +24,13 @@ StoredDtypes stored_dtypes(const KeysValues& keys_values) {
 
 mx::array cast(const mx::array& x, mx::Dtype dtype) { return x.dtype() == dtype ? x : mx::astype(x, dtype); }
 
+// What float16 cannot hold becomes its largest number: an infinity in one key would make every later score NaN.
+mx::array stored_as(const mx::array& x, mx::Dtype dtype) {
+  if (dtype != mx::float16 || x.dtype() == dtype) return cast(x, dtype);
+  const mx::array largest(65504.0f, x.dtype() == mx::float64 ? mx::float64 : mx::float32);
+  return mx::astype(mx::clip(cast(x, largest.dtype()), mx::negative(largest), largest), dtype);
+}
+
 }  // namespace
 
 std::vector<int> LayerCache::positions() const {
@@ -66,6 +73,15 @@ std::unique_ptr<LayerCache> merge_caches(const std::vector<const LayerCache*>& c
 
 mx::array AttentionCache::attend(const mx::array& queries, const mx::array& keys, const mx::array& values,
                                  const AttentionOptions& options) {
+  return attend_in_parts(queries, keys, values, options);
+}
+
+mx::array AttentionCache::attend_projections(const Projections& projections, const AttentionOptions& options) {
+  return attend_projections_in_parts(projections, options);
+}
+
+mx::array AttentionCache::attend_in_parts(const mx::array& queries, const mx::array& keys, const mx::array& values,
+                                          const AttentionOptions& options) {
   if (queries.ndim() != 4 || keys.ndim() != 4 || queries.shape(2) != keys.shape(2) ||
       !mx::issubdtype(queries.dtype(), mx::floating)) {
     throw Error(
@@ -79,11 +95,11 @@ mx::array AttentionCache::attend(const mx::array& queries, const mx::array& keys
   mx::array new_values = values;
   if (!empty()) {
     const StoredDtypes stored = stored_dtypes(keys_and_values());
-    new_keys = cast(new_keys, stored.keys);
-    new_values = cast(new_values, stored.values);
+    new_keys = stored_as(new_keys, stored.keys);
+    new_values = stored_as(new_values, stored.values);
   } else if (options.stored_dtype) {
-    new_keys = cast(new_keys, *options.stored_dtype);
-    new_values = cast(new_values, *options.stored_dtype);
+    new_keys = stored_as(new_keys, *options.stored_dtype);
+    new_values = stored_as(new_values, *options.stored_dtype);
   }
 
   // The fork is gone before anything is evaluated, so it does not keep MLX from writing in place.
@@ -98,7 +114,7 @@ mx::array AttentionCache::attend(const mx::array& queries, const mx::array& keys
   }
 }
 
-mx::array AttentionCache::attend_projections(const Projections& projections, const AttentionOptions& options) {
+mx::array AttentionCache::attend_projections_in_parts(const Projections& projections, const AttentionOptions& options) {
   const auto& [queries, keys, values, heads, kv_heads] = projections;
   const auto is_split = [](const mx::array& x, int parts) {
     return x.ndim() == 3 && parts > 0 && x.shape(2) % parts == 0;
@@ -111,7 +127,7 @@ mx::array AttentionCache::attend_projections(const Projections& projections, con
   const auto split = [](const mx::array& x, int parts) {
     return mx::transpose(mx::reshape(x, {x.shape(0), x.shape(1), parts, -1}), {0, 2, 1, 3});
   };
-  const mx::array out = attend(split(queries, heads), split(keys, kv_heads), split(values, kv_heads), options);
+  const mx::array out = attend_in_parts(split(queries, heads), split(keys, kv_heads), split(values, kv_heads), options);
   return mx::reshape(mx::transpose(out, {0, 2, 1, 3}), {out.shape(0), out.shape(2), -1});
 }
 

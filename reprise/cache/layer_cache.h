@@ -132,6 +132,11 @@ class AttentionCache : public LayerCache {
   virtual mlx::core::array attend_projections(const Projections& projections, const AttentionOptions& options);
 
  protected:
+  // What both are by default: an update, then attention over all that it returns.
+  mlx::core::array attend_in_parts(const mlx::core::array& queries, const mlx::core::array& keys,
+                                   const mlx::core::array& values, const AttentionOptions& options);
+  mlx::core::array attend_projections_in_parts(const Projections& projections, const AttentionOptions& options);
+
   // Becomes `earlier`, which is a fork of this object: how attend undoes an update when what follows throws.
   virtual void restore(LayerCache&& earlier) = 0;
 };

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "reprise/base/error.h"
+#include "reprise/cache/fused_attention.h"
 #include "reprise/nn/masks.h"
 
 namespace reprise::internal {
@@ -126,6 +127,51 @@ KVColumns RingCache::with_token(const KVColumns& row) const {
     return parts.size() == 1 ? row.contiguous() : concatenate_columns(parts);
   }
   return buffer_->written(write_column(), row);
+}
+
+RingCache::Place RingCache::place_for(int count) const {
+  if (count > 1) {
+    const std::vector<KVColumns> parts = columns_of(temporal_spans(std::max(0, stored() - max_size_ + 1)));
+    // A buffer without rows still tells the dtype.
+    if (parts.empty()) return {buffer_ ? std::optional(buffer_->first(0)) : std::nullopt, 0, count};
+    KVColumns old = concatenate_columns(parts);
+    const int kept = old.width();
+    return {std::move(old), kept, kept + count};
+  }
+  if (offset_ >= width() && width() < max_size_) {
+    const int added = offset_ > width() ? 1 : std::min(kColumnStep, max_size_ - width());
+    return {buffer_, width(), width() + added};
+  }
+  if (width() > max_size_) {
+    std::vector<KVColumns> parts;
+    if (keep_ > 0) parts.push_back(buffer_->first(keep_));
+    parts.push_back(buffer_->zeros(1));
+    const int begin = width() - max_size_ + keep_ + 1;
+    if (begin < width()) parts.push_back(buffer_->slice(begin, width()));
+    return {concatenate_columns(parts), keep_, max_size_};
+  }
+  return {buffer_, write_column(), width()};
+}
+
+mx::array RingCache::attend(const mx::array& queries, const mx::array& keys, const mx::array& values,
+                            const AttentionOptions& options) {
+  return attend_by_projections(*this, queries, keys, values, options);
+}
+
+mx::array RingCache::attend_projections(const Projections& projections, const AttentionOptions& options) {
+  if (!FusedStep::takes(projections, buffer_)) return attend_projections_in_parts(projections, options);
+  const std::string function = class_name() + "::attend_projections";
+  const FusedStep step(function, projections, options, buffer_, quantization_);
+  const int count = step.width();
+  check_countable(function, offset_, count);
+
+  pending_.before_update(buffer_);
+  const Place place = place_for(count);
+  const int next_offset = offset_ + count;
+  const int visible = std::min(next_offset, place.capacity);
+  StepResult result = step.run(place.columns, {place.at, visible, place.capacity}, offset_);
+  adopt(std::move(result.buffer), next_offset, place.at + count);
+  return result.output;
 }
 
 int RingCache::write_column() const { return idx_ >= max_size_ ? keep_ : idx_; }

@@ -45,6 +45,9 @@ class RingCache : public AttentionCache {
   KeysValues keys_and_values() const override;
   // For one token a 1-D array may come back, in the storage order of the columns that the update will return.
   Mask make_mask(int N, const MaskOptions& options = {}) const override;
+  mlx::core::array attend(const mlx::core::array& queries, const mlx::core::array& keys, const mlx::core::array& values,
+                          const AttentionOptions& options) override;
+  mlx::core::array attend_projections(const Projections& projections, const AttentionOptions& options) override;
 
   // The columns that hold tokens, kept ones first, then by position; none when empty.
   std::optional<KVColumns> temporal_columns() const;
@@ -86,6 +89,13 @@ class RingCache : public AttentionCache {
   std::vector<KVColumns> columns_of(const std::vector<Span>& spans) const;
   KVColumns with_chunk(const KVColumns& rows) const;
   KVColumns with_token(const KVColumns& row) const;
+  // What is left of the old columns before `count` new rows, and the column of the first of them.
+  struct Place {
+    std::optional<KVColumns> columns;
+    int at = 0;
+    int capacity = 0;  // of the buffer afterwards
+  };
+  Place place_for(int count) const;
 
   PendingUpdates pending_;
 };
