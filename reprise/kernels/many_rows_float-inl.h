@@ -79,9 +79,10 @@ inline void multiply_float(const WeightView& weight, const float* x, std::size_t
   static constexpr auto kTiles = float_tiles_of(std::make_index_sequence<kFloatTileRows>());
   const auto cols = static_cast<std::size_t>(weight.cols);
   const std::size_t rows_at_once = row_block(num_rows, cols * sizeof(float));
-  const std::size_t depth_at_once = std::min(cols, kPanelDepth / 2);
-  Scratch scratch(kStrip * (depth_at_once + rows_at_once));
+  const std::size_t depth_at_once = (even_part(cols, kPanelDepth / 2) + 1) / 2 * 2;
+  Scratch scratch(kStrip * (depth_at_once * 3 / 2 + rows_at_once));
   float* const panel = scratch.take(depth_at_once * kStrip);
+  float* const halves = scratch.take(depth_at_once / 2 * kStrip);
   float* const sums = scratch.take(rows_at_once * kStrip);
   for (std::size_t m = 0; m < num_rows; m += rows_at_once) {
     const std::size_t m_end = std::min(num_rows, m + rows_at_once);
@@ -90,7 +91,7 @@ inline void multiply_float(const WeightView& weight, const float* x, std::size_t
       const StripRows strip(weight.data, cols * size_of(weight.element), n, count);
       for (std::size_t k = 0; k < cols; k += depth_at_once) {
         const std::size_t depth = std::min(depth_at_once, cols - k);
-        turn_elements(weight.element, strip, k, depth, panel);
+        turn_elements(weight.element, strip, k, depth, halves, panel);
         const bool last = k + depth == cols;
         for_each_tile(m, m_end, kFloatTileRows, [&](std::size_t first, std::size_t tile_rows) {
           float* const to = out + first * ldo + (n - begin);

@@ -26,7 +26,6 @@ namespace reprise::kernels::cpu::many_rows::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 inline constexpr hn::ScalableTag<std::int32_t> kInts;
-inline constexpr hn::ScalableTag<std::uint32_t> kWords;
 using Floats = hn::Vec<hn::ScalableTag<float>>;
 using Ints = hn::Vec<hn::ScalableTag<std::int32_t>>;
 using WordVec = hn::Vec<hn::ScalableTag<std::uint32_t>>;
@@ -245,14 +244,15 @@ inline void multiply_int16(const WeightView& weight, const Int16Rows& rows, std:
   const auto bits = static_cast<std::size_t>(weight.bits);
   const auto group = static_cast<std::size_t>(weight.group_size);
   const std::size_t rows_at_once = row_block(num_rows, cols * sizeof(std::int16_t));
-  const std::size_t groups_at_once = std::max<std::size_t>(1, kPanelDepth / group);
+  const std::size_t groups_at_once = even_part(rows.groups, std::max<std::size_t>(1, kPanelDepth / group));
   const std::size_t blocks_at_once = groups_at_once * group / kBlock;
 
-  Scratch scratch(kStrip * (blocks_at_once * (bits + kPairs) + 2 * rows.groups + rows_at_once));
+  Scratch scratch(kStrip * (blocks_at_once * (bits + kPairs) + 2 * rows.groups + rows.groups / 2 + rows_at_once));
   float* const words = scratch.take(blocks_at_once * bits * kStrip);
   auto* const panel = reinterpret_cast<std::int32_t*>(scratch.take(blocks_at_once * kPairs * kStrip));
   float* const scales = scratch.take(rows.groups * kStrip);
   float* const biases = scratch.take(rows.groups * kStrip);
+  float* const halves = scratch.take(rows.groups / 2 * kStrip);
   float* const sums = scratch.take(rows_at_once * kStrip);
 
   const std::size_t row_bytes = cols * bits / 8;
@@ -275,15 +275,15 @@ inline void multiply_int16(const WeightView& weight, const Int16Rows& rows, std:
     const std::size_t m_end = std::min(num_rows, m + rows_at_once);
     for (std::size_t n = begin; n < end; n += kStrip) {
       const std::size_t count = std::min(kStrip, end - n);
-      turn_elements(weight.element, strip_of(weight.scales, rows.groups * element, n), 0, rows.groups, scales);
-      turn_elements(weight.element, strip_of(weight.biases, rows.groups * element, n), 0, rows.groups, biases);
+      turn_elements(weight.element, strip_of(weight.scales, rows.groups * element, n), 0, rows.groups, halves, scales);
+      turn_elements(weight.element, strip_of(weight.biases, rows.groups * element, n), 0, rows.groups, halves, biases);
       Ahead ahead = ahead_of(n + kStrip);
       const std::size_t lines = ahead.lines_per_step((m_end - m + kTileRows - 1) / kTileRows * rows.groups);
       const StripRows packed = strip_of(weight.data, row_bytes, n);
       for (std::size_t g = 0; g < rows.groups; g += groups_at_once) {
         const std::size_t groups = std::min(groups_at_once, rows.groups - g);
         const std::size_t blocks = groups * group / kBlock;
-        turn<Words>(packed, g * group / kBlock * bits, blocks * bits, words);
+        turn_words(packed, g * group * bits / 8, blocks * bits, words);
         unpack_blocks(weight.bits, words, blocks, panel);
         const bool last = g + groups == rows.groups;
         for_each_tile(m, m_end, kTileRows, [&](std::size_t first, std::size_t tile_rows) {

@@ -22,6 +22,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 // A strip is the output columns of one tile: two vectors of lanes.
 inline constexpr hn::ScalableTag<float> kFloats;
+inline constexpr hn::ScalableTag<std::uint32_t> kWords;
 inline constexpr std::size_t kLanes = hn::MaxLanes(kFloats);
 inline constexpr std::size_t kStrip = 2 * kLanes;
 
@@ -68,79 +69,90 @@ class Ahead {
   std::size_t lines_ = 0;
 };
 
-inline constexpr hn::Full128<float> kFour;
-using Four = hn::Vec<hn::Full128<float>>;
+// Four words of each of four rows are turned in 128 bits; two such squares at once where vectors have 256.
+inline constexpr hn::CappedTag<float, 8> kSquares;
+inline constexpr std::size_t kSquareColumns = hn::MaxLanes(kSquares);
 
-// How four units beside each other become four words, and one becomes one. Unit sizes: 4, 4, 2, 2 bytes.
-struct Words {
-  static constexpr std::size_t kBytes = 4;
-  static HWY_INLINE Four four(const std::uint8_t* p) {
-    return hn::BitCast(kFour, hn::LoadU(hn::Full128<std::uint8_t>(), p));
+// Four words of row 0 and, in twice as wide vectors, beside them those of row 4.
+template <class D>
+HWY_INLINE hn::Vec<D> load_squares(D squares, const std::uint8_t* const* rows, std::size_t byte) {
+  const hn::Full128<std::uint8_t> bytes;
+  const hn::Full128<float> four;
+  const auto first = hn::BitCast(four, hn::LoadU(bytes, rows[0] + byte));
+  if constexpr (hn::MaxLanes(squares) == 4) {
+    return first;
+  } else {
+    return hn::Combine(squares, hn::BitCast(four, hn::LoadU(bytes, rows[4] + byte)), first);
   }
-  static float one(const std::uint8_t* p) {
-    float value;
-    std::memcpy(&value, p, sizeof value);
-    return value;
-  }
-};
-struct Brains {
-  static constexpr std::size_t kBytes = 2;
-  static HWY_INLINE Four four(const std::uint8_t* p) {
-    const hn::Full64<std::uint8_t> bytes;
-    const hn::Rebind<std::uint16_t, hn::Full128<float>> shorts;
-    const hn::Full128<std::uint32_t> words;
-    return hn::BitCast(kFour, hn::ShiftLeft<16>(hn::PromoteTo(words, hn::BitCast(shorts, hn::LoadU(bytes, p)))));
-  }
-  static float one(const std::uint8_t* p) { return element_at(Element::bf16, p, 0); }
-};
-struct Halves {
-  static constexpr std::size_t kBytes = 2;
-  static HWY_INLINE Four four(const std::uint8_t* p) {
-    const hn::Full64<std::uint8_t> bytes;
-    const hn::Rebind<hwy::float16_t, hn::Full128<float>> halves;
-    return hn::PromoteTo(kFour, hn::BitCast(halves, hn::LoadU(bytes, p)));
-  }
-  static float one(const std::uint8_t* p) { return element_at(Element::f16, p, 0); }
-};
+}
 
-// out[i * kStrip + n] = unit first + i of the strip's row n, i < count.
-template <typename Unit>
-HWY_NOINLINE void turn(const StripRows& rows, std::size_t first, std::size_t count, float* out) {
-  const hn::RepartitionToWide<decltype(kFour)> wide;
-  for (std::size_t n = 0; n < kStrip; n += 4) {
-    const std::uint8_t* row[4];
-    for (std::size_t i = 0; i < 4; ++i) row[i] = rows.at[n + i] + first * Unit::kBytes;
+// out[i * kStrip + n] = the 32-bit word at byte `first` + 4 · i of the strip's row n, i < count.
+HWY_NOINLINE void turn_words(const StripRows& strip, std::size_t first, std::size_t count, float* out) {
+  const hn::RepartitionToWide<decltype(kSquares)> wide;
+  for (std::size_t n = 0; n < kStrip; n += kSquareColumns) {
+    const std::uint8_t* rows[kSquareColumns];
+    for (std::size_t i = 0; i < kSquareColumns; ++i) rows[i] = strip.at[n + i] + first;
     float* to = out + n;
     std::size_t k = 0;
     for (; k + 4 <= count; k += 4, to += 4 * kStrip) {
-      const Four a = Unit::four(row[0] + k * Unit::kBytes);
-      const Four b = Unit::four(row[1] + k * Unit::kBytes);
-      const Four c = Unit::four(row[2] + k * Unit::kBytes);
-      const Four d = Unit::four(row[3] + k * Unit::kBytes);
-      const auto ab_low = hn::BitCast(wide, hn::InterleaveLower(kFour, a, b));
-      const auto ab_high = hn::BitCast(wide, hn::InterleaveUpper(kFour, a, b));
-      const auto cd_low = hn::BitCast(wide, hn::InterleaveLower(kFour, c, d));
-      const auto cd_high = hn::BitCast(wide, hn::InterleaveUpper(kFour, c, d));
-      hn::StoreU(hn::BitCast(kFour, hn::InterleaveLower(wide, ab_low, cd_low)), kFour, to);
-      hn::StoreU(hn::BitCast(kFour, hn::InterleaveUpper(wide, ab_low, cd_low)), kFour, to + kStrip);
-      hn::StoreU(hn::BitCast(kFour, hn::InterleaveLower(wide, ab_high, cd_high)), kFour, to + 2 * kStrip);
-      hn::StoreU(hn::BitCast(kFour, hn::InterleaveUpper(wide, ab_high, cd_high)), kFour, to + 3 * kStrip);
+      const auto a = load_squares(kSquares, rows, k * 4);
+      const auto b = load_squares(kSquares, rows + 1, k * 4);
+      const auto c = load_squares(kSquares, rows + 2, k * 4);
+      const auto d = load_squares(kSquares, rows + 3, k * 4);
+      const auto ab_low = hn::BitCast(wide, hn::InterleaveLower(kSquares, a, b));
+      const auto ab_high = hn::BitCast(wide, hn::InterleaveUpper(kSquares, a, b));
+      const auto cd_low = hn::BitCast(wide, hn::InterleaveLower(kSquares, c, d));
+      const auto cd_high = hn::BitCast(wide, hn::InterleaveUpper(kSquares, c, d));
+      hn::StoreU(hn::BitCast(kSquares, hn::InterleaveLower(wide, ab_low, cd_low)), kSquares, to);
+      hn::StoreU(hn::BitCast(kSquares, hn::InterleaveUpper(wide, ab_low, cd_low)), kSquares, to + kStrip);
+      hn::StoreU(hn::BitCast(kSquares, hn::InterleaveLower(wide, ab_high, cd_high)), kSquares, to + 2 * kStrip);
+      hn::StoreU(hn::BitCast(kSquares, hn::InterleaveUpper(wide, ab_high, cd_high)), kSquares, to + 3 * kStrip);
     }
     for (; k < count; ++k, to += kStrip) {
-      for (std::size_t i = 0; i < 4; ++i) to[i] = Unit::one(row[i] + k * Unit::kBytes);
+      for (std::size_t i = 0; i < kSquareColumns; ++i) std::memcpy(to + i, rows[i] + k * 4, sizeof(float));
     }
   }
 }
 
-inline void turn_elements(Element element, const StripRows& rows, std::size_t first, std::size_t count, float* out) {
-  switch (element) {
-    case Element::f32:
-      return turn<Words>(rows, first, count, out);
-    case Element::f16:
-      return turn<Halves>(rows, first, count, out);
-    case Element::bf16:
-      return turn<Brains>(rows, first, count, out);
+// The float16 in the upper half of each word.
+HWY_INLINE hn::Vec<decltype(kFloats)> upper_half_to_float(hn::Vec<decltype(kWords)> word) {
+  const auto sign = hn::And(word, hn::Set(kWords, 0x80000000U));
+  const auto rest = hn::ShiftRight<3>(hn::And(word, hn::Set(kWords, 0x7fff0000U)));
+  // Scaling sets the exponent's bias right, subnormal numbers included; infinities and NaN come out as 2^16 and above.
+  const auto scaled = hn::Mul(hn::BitCast(kFloats, rest), hn::Set(kFloats, 0x1p112F));
+  const auto finite = hn::Lt(scaled, hn::Set(kFloats, 0x1p16F));
+  const auto not_finite = hn::BitCast(kFloats, hn::Or(rest, hn::Set(kWords, 0x7f800000U)));
+  return hn::Or(hn::IfThenElse(finite, scaled, not_finite), hn::BitCast(kFloats, sign));
+}
+
+// out[i * kStrip + n] = element first + i of the strip's row n, i < count. `words` has as much room as half of `out`.
+// Requires: `first` even.
+inline void turn_elements(Element element, const StripRows& rows, std::size_t first, std::size_t count, float* words,
+                          float* out) {
+  if (element == Element::f32) return turn_words(rows, first * 4, count, out);
+  turn_words(rows, first * 2, count / 2, words);
+  for (std::size_t i = 0; i + 2 <= count; i += 2, words += kStrip, out += 2 * kStrip) {
+    for (std::size_t n = 0; n < kStrip; n += kLanes) {
+      const auto both = hn::BitCast(kWords, hn::Load(kFloats, words + n));
+      const auto even = hn::ShiftLeft<16>(both);
+      if (element == Element::f16) {
+        hn::Store(upper_half_to_float(even), kFloats, out + n);
+        hn::Store(upper_half_to_float(both), kFloats, out + kStrip + n);
+      } else {
+        hn::Store(hn::BitCast(kFloats, even), kFloats, out + n);
+        hn::Store(hn::BitCast(kFloats, hn::And(both, hn::Set(kWords, 0xffff0000U))), kFloats, out + kStrip + n);
+      }
+    }
   }
+  if (count % 2 != 0) {
+    for (std::size_t n = 0; n < kStrip; ++n) out[n] = element_at(element, rows.at[n], first + count - 1);
+  }
+}
+
+// How many of `count` things to take at once, at most `most`, in even parts.
+inline std::size_t even_part(std::size_t count, std::size_t most) {
+  const std::size_t parts = (count + most - 1) / most;
+  return (count + parts - 1) / parts;
 }
 
 // Rows [begin, end) in tiles of at most `most` rows, as even as they can be: tile(first, rows).
