@@ -28,8 +28,8 @@ void prepare_rows(const InputForm& form, int num_rows, const float* x, std::size
 #endif
 }
 
-void multiply_dense(const WeightView& weight, int num_rows, const void* prepared, int begin, int end, float* out,
-                    std::size_t ldo) {
+void multiply_dense_rows(const WeightView& weight, int num_rows, const void* prepared, int begin, int end, float* out,
+                         std::size_t ldo) {
 #if REPRISE_FEW_ROWS_PORTABLE
   portable::multiply(weight, num_rows, prepared, begin, end, out, ldo);
 #else
@@ -53,7 +53,7 @@ HWY_AFTER_NAMESPACE();
 namespace reprise::kernels::cpu::few_rows {
 
 HWY_EXPORT(prepare_rows);
-HWY_EXPORT(multiply_dense);
+HWY_EXPORT(multiply_dense_rows);
 
 std::size_t prepared_bytes(const InputForm& form, int num_rows) {
   return round_up(std::max(Layout(form, num_rows, kMaxVectorBytes).bytes, portable::prepared_bytes(form, num_rows)),
@@ -67,7 +67,7 @@ void prepare(const InputForm& form, int num_rows, const float* x, std::size_t ld
 void multiply(const WeightView& weight, int num_rows, const void* prepared, int begin, int end, float* out,
               std::size_t ldo) {
   if (weight.bits != 0) return multiply_quantized(weight, num_rows, prepared, begin, end, out, ldo);
-  HWY_DYNAMIC_DISPATCH(multiply_dense)(weight, num_rows, prepared, begin, end, out, ldo);
+  HWY_DYNAMIC_DISPATCH(multiply_dense_rows)(weight, num_rows, prepared, begin, end, out, ldo);
 }
 
 }  // namespace reprise::kernels::cpu::few_rows

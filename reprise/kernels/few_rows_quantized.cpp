@@ -14,8 +14,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace reprise::kernels::cpu::few_rows::HWY_NAMESPACE {
 
-void multiply_quantized(const WeightView& weight, int num_rows, const void* prepared, int begin, int end, float* out,
-                        std::size_t ldo) {
+void multiply_quantized_rows(const WeightView& weight, int num_rows, const void* prepared, int begin, int end,
+                             float* out, std::size_t ldo) {
 #if REPRISE_FEW_ROWS_PORTABLE
   portable::multiply(weight, num_rows, prepared, begin, end, out, ldo);
 #else
@@ -35,11 +35,11 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace reprise::kernels::cpu::few_rows {
 
-HWY_EXPORT(multiply_quantized);
+HWY_EXPORT(multiply_quantized_rows);
 
 void multiply_quantized(const WeightView& weight, int num_rows, const void* prepared, int begin, int end, float* out,
                         std::size_t ldo) {
-  HWY_DYNAMIC_DISPATCH(multiply_quantized)(weight, num_rows, prepared, begin, end, out, ldo);
+  HWY_DYNAMIC_DISPATCH(multiply_quantized_rows)(weight, num_rows, prepared, begin, end, out, ldo);
 }
 
 }  // namespace reprise::kernels::cpu::few_rows
