@@ -1,5 +1,8 @@
 #include "reprise/storage/array_memory.h"
 
+#include <sys/mman.h>
+
+#include <cstdint>
 #include <cstring>
 #include <string>
 
@@ -9,12 +12,10 @@
 
 namespace reprise::internal {
 namespace mx = mlx::core;
-namespace {
-
 // MLX's CPU allocator hands out buffers whose data starts a fixed way after the buffer's own address, and never looks
 // at a buffer that it does not own. So a buffer over foreign memory is made by taking that way back. GPU allocators
 // keep handles instead.
-bool buffers_are_plain_memory() {
+bool can_view_memory() {
   static const bool plain = [] {
     if (mx::is_available(mx::Device::gpu)) return false;
     for (const std::size_t size : {std::size_t{64}, std::size_t{100'000}}) {
@@ -27,7 +28,24 @@ bool buffers_are_plain_memory() {
   return plain;
 }
 
-}  // namespace
+std::shared_ptr<MemoryBlock> MemoryBlock::allocate(std::size_t size_bytes) {
+  constexpr std::size_t kLargePage = std::size_t{2} << 20U;
+  constexpr std::size_t kBefore = 64;
+  const std::size_t used = size_bytes + kBefore;
+  const std::size_t mapped = used + kLargePage;  // room to begin at a large page
+  void* mapping = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapping == MAP_FAILED) {
+    throw Error(ErrorCode::resource_exhausted, "[storage] no memory for " + std::to_string(size_bytes) + " bytes");
+  }
+  const auto address = reinterpret_cast<std::uintptr_t>(mapping);
+  auto* begin = static_cast<std::byte*>(mapping) + ((kLargePage - address % kLargePage) % kLargePage);
+#ifdef MADV_HUGEPAGE
+  ::madvise(begin, used, MADV_HUGEPAGE);  // a wish
+#endif
+  return std::shared_ptr<MemoryBlock>(new MemoryBlock(mapping, mapped, begin + kBefore));
+}
+
+MemoryBlock::~MemoryBlock() { ::munmap(mapping_, mapped_bytes_); }
 
 mx::array allocate_array(mx::Shape shape, mx::Dtype dtype) {
   std::size_t size_bytes = dtype.size();
@@ -40,7 +58,7 @@ mx::array allocate_array(mx::Shape shape, mx::Dtype dtype) {
 }
 
 mx::array view_memory(std::byte* data, mx::Shape shape, mx::Dtype dtype, std::shared_ptr<const void> owner) {
-  if (!buffers_are_plain_memory()) {
+  if (!can_view_memory()) {
     return mx::array(data, std::move(shape), dtype, [owner = std::move(owner)](void*) {});
   }
   mx::allocator::Data view(mx::allocator::Buffer(data - sizeof(std::size_t)),

@@ -19,6 +19,29 @@ mlx::core::array allocate_array(mlx::core::Shape shape, mlx::core::Dtype dtype);
 mlx::core::array view_memory(std::byte* data, mlx::core::Shape shape, mlx::core::Dtype dtype,
                              std::shared_ptr<const void> owner);
 
+// Whether view_memory takes any memory as it is: MLX's arrays lie in plain memory.
+bool can_view_memory();
+
+// One block for many arrays, in large pages where the system has them: fewer faults while it is filled, fewer misses
+// when it is read. Zeroed, aligned to 64 bytes, with 64 more before the first. Throws: resource_exhausted.
+class MemoryBlock {
+ public:
+  static std::shared_ptr<MemoryBlock> allocate(std::size_t size_bytes);
+  ~MemoryBlock();
+  MemoryBlock(const MemoryBlock&) = delete;
+  MemoryBlock& operator=(const MemoryBlock&) = delete;
+
+  std::byte* data() const { return data_; }
+
+ private:
+  MemoryBlock(void* mapping, std::size_t mapped_bytes, std::byte* data)
+      : mapping_(mapping), mapped_bytes_(mapped_bytes), data_(data) {}
+
+  void* mapping_;
+  std::size_t mapped_bytes_;
+  std::byte* data_;
+};
+
 // A copy of `data`.
 mlx::core::array copy_memory(const std::byte* data, mlx::core::Shape shape, mlx::core::Dtype dtype);
 

@@ -68,14 +68,19 @@ std::uint32_t squeeze_nibbles(std::uint64_t bytes) {
   return static_cast<std::uint32_t>(bytes | (bytes >> 16));
 }
 
-// 16 bytes of nibbles of one group in Q4_0's and Q4_1's order.
+using Pairs = std::uint16_t __attribute__((vector_size(16)));
+using Bytes = std::uint8_t __attribute__((vector_size(16)));
+
+// 16 bytes of nibbles of one group in Q4_0's and Q4_1's order. Two neighbours lie in a 16-bit number.
 void pack_nibbles(const std::byte* from, std::uint32_t* packed) {
-  const std::uint64_t first = load_u64(from);
-  const std::uint64_t second = load_u64(from + 8);
-  packed[0] = squeeze_nibbles(first & kLowNibbles);
-  packed[1] = squeeze_nibbles(second & kLowNibbles);
-  packed[2] = squeeze_nibbles((first >> 4) & kLowNibbles);
-  packed[3] = squeeze_nibbles((second >> 4) & kLowNibbles);
+  Pairs pairs;
+  std::memcpy(&pairs, from, sizeof(pairs));
+  const Pairs first = (pairs & 0x0f) | ((pairs >> 4) & 0xf0);
+  const Pairs second = ((pairs >> 4) & 0x0f) | ((pairs >> 8) & 0xf0);
+  const Bytes low =
+      __builtin_shufflevector(reinterpret_cast<const Bytes&>(first), reinterpret_cast<const Bytes&>(second), 0, 2, 4, 6,
+                              8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  std::memcpy(packed, &low, sizeof(low));
 }
 
 // bias = −d·2^power beside scale = d. Returns: false when float16 cannot hold it.

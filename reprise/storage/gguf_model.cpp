@@ -2,7 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <exception>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <system_error>
+#include <thread>
 #include <utility>
 
 #include "reprise/base/error.h"
@@ -246,10 +250,49 @@ TokenizerData tokenizer_of(const GgufMetadata& metadata) {
   return data;
 }
 
+// Work on a thread of its own, where there is one to be had.
+class Beside {
+ public:
+  explicit Beside(std::function<void()> work) {
+    const auto guarded = [this, does = std::move(work)] {
+      try {
+        does();
+      } catch (...) {
+        failure_ = std::current_exception();
+      }
+    };
+    try {
+      thread_ = std::thread(guarded);
+    } catch (const std::system_error&) {
+      guarded();
+    }
+  }
+  ~Beside() { join(); }
+  Beside(const Beside&) = delete;
+  Beside& operator=(const Beside&) = delete;
+
+  // Throws: what the work threw.
+  void finish() {
+    join();
+    if (failure_) std::rethrow_exception(failure_);
+  }
+
+ private:
+  void join() {
+    if (thread_.joinable()) thread_.join();
+  }
+
+  std::exception_ptr failure_;
+  std::thread thread_;
+};
+
 }  // namespace
 
-ModelFiles read_gguf_model(const std::filesystem::path& file) {
+ModelFiles read_gguf_model(const std::filesystem::path& file,
+                           const std::function<void(const TokenizerData&)>& beside_weights) {
   const std::shared_ptr<MappedFile> mapping = MappedFile::open(file, "read_model_files");
+  ModelFiles files;
+  std::optional<Beside> beside;
   try {
     const GgufHeader header = parse_gguf(mapping->bytes(), mapping->bytes().size());
     const GgufMetadata metadata(header);
@@ -261,15 +304,16 @@ ModelFiles read_gguf_model(const std::filesystem::path& file) {
 
     std::vector<GgufConversion> conversions;
     for (const GgufTensor& tensor : header.tensors) conversions.push_back(conversion_of(tensor, heads));
-    ModelFiles files;
     files.path = file;
     files.config_json = config_of(header, metadata, heads, conversions);
     files.tokenizer = tokenizer_of(metadata);
-    files.weights = convert_gguf_tensors(conversions, header.data_offset, mapping);
-    return files;
+    if (beside_weights) beside.emplace([&] { beside_weights(files.tokenizer); });
+    files.weights = convert_gguf_tensors(conversions, header.data_offset, mapping, beside.has_value());
   } catch (const Error& error) {
     throw Error(error.code(), std::string(error.what()) + " (in " + file.string() + ")");
   }
+  if (beside) beside->finish();
+  return files;
 }
 
 }  // namespace reprise::internal

@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <exception>
+#include <deque>
 #include <limits>
+#include <span>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -38,6 +39,7 @@ std::optional<mx::Dtype> float_dtype(std::uint32_t type) {
 // GGUF keeps the two halves of each head's rows interleaved (2i, 2i + 1), Hugging Face one after the other.
 class RowOrder {
  public:
+  RowOrder() = default;
   RowOrder(const GgufConversion& conversion, std::int64_t num_rows) {
     if (!conversion.heads) return;
     if (*conversion.heads <= 0 || num_rows % (2 * *conversion.heads) != 0) {
@@ -95,60 +97,159 @@ mx::array convert_float(const GgufConversion& conversion, mx::Dtype dtype, std::
   return result;
 }
 
-NamedArrays convert_quantized(const GgufConversion& conversion, const BlockFormat& format, const std::byte* data) {
-  const GgufTensor& tensor = *conversion.tensor;
-  const mx::Shape shape = mlx_shape(tensor);
-  if (shape.empty() || !conversion.name.ends_with(kWeightSuffix)) {
-    throw Error(ErrorCode::unsupported, "[read_model_files] tensor " + printable(tensor.name) + " cannot be " +
-                                            gguf_type_name(tensor.type) + ": only weight matrices can");
-  }
-  const std::int64_t num_columns = shape.back();
-  std::int64_t num_rows = 1;
-  for (std::size_t i = 0; i + 1 < shape.size(); ++i) num_rows *= shape[i];
-  const RowOrder order(conversion, num_rows);
-
-  mx::Shape packed_shape = shape;
-  packed_shape.back() = static_cast<mx::ShapeElem>(num_columns / kGroupSize * format.bits);
-  mx::Shape scales_shape = shape;
-  scales_shape.back() = static_cast<mx::ShapeElem>(num_columns / kGroupSize);
-  mx::array packed = allocate_array(packed_shape, mx::uint32);
-
-  const std::int64_t row_blocks = num_columns / format.block_items;
-  const std::int64_t groups = num_columns / kGroupSize;
-  for (const bool float_scales : {format.needs_float_scales, true}) {
-    mx::array scales = allocate_array(scales_shape, float_scales ? mx::float32 : mx::float16);
-    mx::array biases = allocate_array(scales_shape, scales.dtype());
-    const auto scale_row_bytes = static_cast<std::size_t>(groups) * scales.itemsize();
-    bool fits = true;
-    for (std::int64_t row = 0; row < num_rows && fits && groups > 0; ++row) {
-      const auto at = static_cast<std::size_t>(row);
-      const AffineRow out{packed.data<std::uint32_t>() + row * groups * format.bits,
-                          raw_bytes(scales) + at * scale_row_bytes, raw_bytes(biases) + at * scale_row_bytes,
-                          float_scales};
-      fits = format.convert_row(data + order.source(row) * row_blocks * format.block_bytes, row_blocks, out);
+// A quantised tensor: where its rows come from and go to.
+class QuantizedTensor {
+ public:
+  QuantizedTensor(const GgufConversion& conversion, std::span<const std::byte> data)
+      : conversion_(conversion), format_(block_format(conversion.tensor->type).value()), data_(data) {
+    const GgufTensor& tensor = *conversion.tensor;
+    packed_shape_ = mlx_shape(tensor);
+    if (packed_shape_.empty() || !conversion.name.ends_with(kWeightSuffix)) {
+      throw Error(ErrorCode::unsupported, "[read_model_files] tensor " + printable(tensor.name) + " cannot be " +
+                                              gguf_type_name(tensor.type) + ": only weight matrices can");
     }
-    if (!fits) continue;  // once more, with float32 scales
-    const std::string stem = conversion.name.substr(0, conversion.name.size() - std::strlen(kWeightSuffix));
-    return {{conversion.name, std::move(packed)},
-            {stem + ".scales", std::move(scales)},
-            {stem + ".biases", std::move(biases)}};
+    for (std::size_t i = 0; i + 1 < packed_shape_.size(); ++i) num_rows_ *= packed_shape_[i];
+    num_columns_ = packed_shape_.back();
+    order_ = RowOrder(conversion, num_rows_);
+    scales_shape_ = packed_shape_;
+    packed_shape_.back() = static_cast<mx::ShapeElem>(groups() * format_.bits);
+    scales_shape_.back() = static_cast<mx::ShapeElem>(groups());
   }
-  throw Error(ErrorCode::internal, "[read_model_files] tensor " + printable(tensor.name) + " was not converted");
+
+  std::int64_t num_rows() const { return num_rows_; }
+  std::int64_t row_bytes() const { return num_columns_ / format_.block_items * format_.block_bytes; }
+
+  std::size_t size_bytes() const { return packed_bytes() + 2 * scales_bytes(); }
+
+  // Takes the next size_bytes() of `block`, or memory of MLX's own.
+  void place(const std::shared_ptr<MemoryBlock>& block, std::size_t& offset) {
+    const auto make = [&](const mx::Shape& shape, mx::Dtype dtype, std::size_t size_bytes) {
+      if (!block || size_bytes == 0) return allocate_array(shape, dtype);
+      mx::array array = view_memory(block->data() + offset, shape, dtype, block);
+      offset += size_bytes;
+      return array;
+    };
+    const mx::Dtype scales_dtype = format_.needs_float_scales ? mx::float32 : mx::float16;
+    packed_.emplace(make(packed_shape_, mx::uint32, packed_bytes()));
+    scales_.emplace(make(scales_shape_, scales_dtype, scales_bytes()));
+    biases_.emplace(make(scales_shape_, scales_dtype, scales_bytes()));
+  }
+
+  // Rows [begin, end), on any thread. Gives the file's memory back.
+  void convert(std::int64_t begin, std::int64_t end, const MappedFile& file) {
+    const bool float_scales = scales_->dtype() == mx::float32;
+    const auto scale_row_bytes = static_cast<std::size_t>(groups()) * scales_->itemsize();
+    for (std::int64_t row = begin; row < end && groups() > 0; ++row) {
+      const auto at = static_cast<std::size_t>(row);
+      const AffineRow out{packed_->data<std::uint32_t>() + row * groups() * format_.bits,
+                          raw_bytes(*scales_) + at * scale_row_bytes, raw_bytes(*biases_) + at * scale_row_bytes,
+                          float_scales};
+      const std::byte* from = data_.data() + order_.source(row) * row_bytes();
+      if (!format_.convert_row(from, num_columns_ / format_.block_items, out)) {
+        fits_ = false;
+        return;
+      }
+    }
+    if (order_.is_identity()) {
+      file.release(data_.subspan(static_cast<std::size_t>(begin * row_bytes()),
+                                 static_cast<std::size_t>((end - begin) * row_bytes())));
+    }
+  }
+
+  // After all rows: once more, with float32 scales, where float16 does not hold them.
+  NamedArrays finish(const MappedFile& file) {
+    if (!fits_) {
+      fits_ = true;
+      scales_.emplace(allocate_array(scales_shape_, mx::float32));
+      biases_.emplace(allocate_array(scales_shape_, mx::float32));
+      convert(0, num_rows_, file);
+    }
+    if (!fits_) {
+      throw Error(ErrorCode::internal,
+                  "[read_model_files] tensor " + printable(conversion_.tensor->name) + " was not converted");
+    }
+    file.release(data_);
+    const std::string stem = conversion_.name.substr(0, conversion_.name.size() - std::strlen(kWeightSuffix));
+    return {{conversion_.name, std::move(*packed_)},
+            {stem + ".scales", std::move(*scales_)},
+            {stem + ".biases", std::move(*biases_)}};
+  }
+
+ private:
+  static std::size_t rounded(std::size_t size_bytes) { return (size_bytes + 63) / 64 * 64; }
+
+  std::int64_t groups() const { return num_columns_ / kGroupSize; }
+  std::size_t packed_bytes() const {
+    return rounded(static_cast<std::size_t>(num_rows_ * groups() * format_.bits) * 4);
+  }
+  std::size_t scales_bytes() const {
+    return rounded(static_cast<std::size_t>(num_rows_ * groups()) * (format_.needs_float_scales ? 4 : 2));
+  }
+
+  GgufConversion conversion_;
+  BlockFormat format_;
+  std::span<const std::byte> data_;
+  mx::Shape packed_shape_;
+  mx::Shape scales_shape_;
+  std::int64_t num_rows_ = 1;
+  std::int64_t num_columns_ = 0;
+  RowOrder order_;
+  std::optional<mx::array> packed_;
+  std::optional<mx::array> scales_;
+  std::optional<mx::array> biases_;
+  std::atomic<bool> fits_ = true;
+};
+
+// Some rows of one tensor, worth handing to a thread.
+struct Piece {
+  QuantizedTensor* tensor;
+  std::int64_t begin;
+  std::int64_t end;
+};
+
+// work(i) for each i in [0, count), on up to `num_threads` threads. The kernels' pool would not do: its threads spin,
+// and the tokenizer, which is built meanwhile, needs a processor too.
+template <typename Work>
+void run_on_threads(unsigned int num_threads, std::size_t count, const Work& work) {
+  std::atomic<std::size_t> next{0};
+  const auto take = [&] {
+    for (std::size_t i = next++; i < count; i = next++) work(i);
+  };
+  std::vector<std::jthread> helpers;
+  try {
+    for (unsigned int i = 1; i < num_threads; ++i) helpers.emplace_back(take);
+  } catch (const std::system_error&) {  // no more threads to be had: fewer do the same work
+  }
+  take();
 }
 
-NamedArrays convert(const GgufConversion& conversion, std::uint64_t data_offset,
-                    const std::shared_ptr<MappedFile>& file) {
-  std::byte* data = file->bytes().data() + data_offset + conversion.tensor->offset;
-  if (const auto dtype = float_dtype(conversion.tensor->type)) {
-    return {{conversion.name, convert_float(conversion, *dtype, data, file)}};
+void convert_quantized(std::deque<QuantizedTensor>& tensors, const MappedFile& file, unsigned int num_threads) {
+  std::shared_ptr<MemoryBlock> block;
+  if (can_view_memory() && !tensors.empty()) {
+    std::size_t size_bytes = 0;
+    for (const QuantizedTensor& tensor : tensors) size_bytes += tensor.size_bytes();
+    block = MemoryBlock::allocate(size_bytes);
   }
-  return convert_quantized(conversion, block_format(conversion.tensor->type).value(), data);
+  constexpr std::int64_t kPieceBytes = 1 << 19;
+  std::size_t offset = 0;
+  std::vector<Piece> pieces;
+  for (QuantizedTensor& tensor : tensors) {
+    tensor.place(block, offset);
+    const std::int64_t rows = std::max<std::int64_t>(1, kPieceBytes / std::max<std::int64_t>(1, tensor.row_bytes()));
+    for (std::int64_t row = 0; row < tensor.num_rows(); row += rows) {
+      pieces.push_back({&tensor, row, std::min(row + rows, tensor.num_rows())});
+    }
+  }
+  run_on_threads(num_threads, pieces.size(), [&](std::size_t i) {
+    const Piece& piece = pieces[i];
+    piece.tensor->convert(piece.begin, piece.end, file);
+  });
 }
 
 }  // namespace
 
 WeightMap convert_gguf_tensors(const std::vector<GgufConversion>& conversions, std::uint64_t data_offset,
-                               const std::shared_ptr<MappedFile>& file) {
+                               const std::shared_ptr<MappedFile>& file, bool leaves_a_processor) {
   for (const GgufConversion& conversion : conversions) {
     const GgufTensor& tensor = *conversion.tensor;
     if (!float_dtype(tensor.type) && !block_format(tensor.type)) {
@@ -158,36 +259,28 @@ WeightMap convert_gguf_tensors(const std::vector<GgufConversion>& conversions, s
     }
   }
 
-  std::vector<NamedArrays> results(conversions.size());
-  std::atomic<std::size_t> next{0};
-  std::exception_ptr failure;
-  std::atomic<bool> failed{false};
-  const auto work = [&] {
-    for (std::size_t i = next++; i < conversions.size() && !failed; i = next++) {
-      try {
-        results[i] = convert(conversions[i], data_offset, file);
-      } catch (...) {
-        if (!failed.exchange(true)) failure = std::current_exception();
-      }
+  std::deque<QuantizedTensor> quantized;  // neither moved nor copied
+  NamedArrays arrays;
+  for (const GgufConversion& conversion : conversions) {
+    const std::span<std::byte> data =
+        file->bytes().subspan(data_offset + conversion.tensor->offset, conversion.tensor->size_bytes);
+    if (const auto dtype = float_dtype(conversion.tensor->type)) {
+      arrays.emplace_back(conversion.name, convert_float(conversion, *dtype, data.data(), file));
+    } else {
+      quantized.emplace_back(conversion, data);
     }
-  };
-  {
-    std::vector<std::jthread> helpers;
-    const unsigned int num_threads = std::clamp(std::thread::hardware_concurrency(), 1u, 4u);
-    try {
-      for (unsigned int i = 1; i < num_threads; ++i) helpers.emplace_back(work);
-    } catch (const std::system_error&) {  // no more threads to be had: fewer do the same work
-    }
-    work();
   }
-  if (failure) std::rethrow_exception(failure);
+  const unsigned int processors = std::thread::hardware_concurrency();
+  convert_quantized(quantized, *file,
+                    std::clamp(processors > 1 && leaves_a_processor ? processors - 1 : processors, 1U, 4U));
+  for (QuantizedTensor& tensor : quantized) {
+    for (auto& array : tensor.finish(*file)) arrays.push_back(std::move(array));
+  }
 
   WeightMap weights;
-  for (NamedArrays& arrays : results) {
-    for (auto& [name, array] : arrays) {
-      if (!weights.emplace(name, std::move(array)).second) {
-        throw Error(ErrorCode::corrupt_data, "[read_model_files] two tensors become " + printable(name));
-      }
+  for (auto& [name, array] : arrays) {
+    if (!weights.emplace(name, std::move(array)).second) {
+      throw Error(ErrorCode::corrupt_data, "[read_model_files] two tensors become " + printable(name));
     }
   }
   return weights;

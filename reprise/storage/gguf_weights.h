@@ -23,9 +23,10 @@ struct GgufConversion {
   std::optional<std::int64_t> heads = {};  // set: rows lie interleaved for rotation, in this many heads
 };
 
-// Float tensors look into `file`, quantised ones are repacked: ".weight" (packed), ".scales", ".biases".
+// Float tensors look into `file`, quantised ones are repacked: ".weight" (packed), ".scales", ".biases"; of these the
+// file's pages are given back. `leaves_a_processor`: somebody else works meanwhile.
 // Throws: unsupported (a type without an exact form in MLX, named), corrupt_data (rows that the heads do not divide).
 WeightMap convert_gguf_tensors(const std::vector<GgufConversion>& conversions, std::uint64_t data_offset,
-                               const std::shared_ptr<MappedFile>& file);
+                               const std::shared_ptr<MappedFile>& file, bool leaves_a_processor);
 
 }  // namespace reprise::internal

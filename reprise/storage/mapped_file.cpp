@@ -70,4 +70,11 @@ MappedFile::~MappedFile() {
   if (data_ != nullptr) ::munmap(data_, size_);
 }
 
+void MappedFile::release(std::span<const std::byte> range) const {
+  static const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  const auto begin = (static_cast<std::size_t>(range.data() - data_) + page - 1) / page * page;
+  const auto end = static_cast<std::size_t>(range.data() + range.size() - data_) / page * page;
+  if (begin < end) ::madvise(data_ + begin, end - begin, MADV_DONTNEED);
+}
+
 }  // namespace reprise::internal

@@ -43,6 +43,10 @@ class MappedFile {
 
   std::span<std::byte> bytes() const { return {data_, size_}; }
 
+  // Gives back the memory of the pages wholly within: they are read from the file again when they are looked at.
+  // Requires: nobody has written to them.
+  void release(std::span<const std::byte> range) const;
+
  private:
   MappedFile(std::byte* data, std::size_t size) : data_(data), size_(size) {}
 

@@ -16,14 +16,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Feeds values with their lengths, so that different lists of values never give the same bytes.
+// Feeds values with their lengths, so that different lists of values never give the same bytes. Gathers small ones.
 class FieldHash {
  public:
   void add(std::string_view text) {
     add(text.size());
-    hash_.update(text);
+    add_raw(text.data(), text.size());
   }
-  void add(std::uint64_t number) { hash_.update(&number, sizeof(number)); }
+  void add(std::uint64_t number) { add_raw(&number, sizeof(number)); }
   void add_strings(const std::vector<std::string>& texts) {
     add(texts.size());
     for (const std::string& text : texts) add(text);
@@ -31,13 +31,31 @@ class FieldHash {
   template <typename T>
   void add_numbers(const std::vector<T>& numbers) {
     add(numbers.size());
-    hash_.update(numbers.data(), numbers.size() * sizeof(T));
+    add_raw(numbers.data(), numbers.size() * sizeof(T));
   }
-  void add_raw(const void* data, std::size_t size_bytes) { hash_.update(data, size_bytes); }
-  std::string hex_digest() { return hash_.hex_digest(); }
+  void add_raw(const void* data, std::size_t size_bytes) {
+    if (gathered_.size() + size_bytes > kGatheredBytes) flush();
+    if (size_bytes > kGatheredBytes) {
+      hash_.update(data, size_bytes);
+    } else {
+      gathered_.append(static_cast<const char*>(data), size_bytes);
+    }
+  }
+  std::string hex_digest() {
+    flush();
+    return hash_.hex_digest();
+  }
 
  private:
+  static constexpr std::size_t kGatheredBytes = 1U << 16U;
+
+  void flush() {
+    hash_.update(gathered_);
+    gathered_.clear();
+  }
+
   Sha256 hash_;
+  std::string gathered_;
 };
 
 void add_tokenizer(FieldHash& hash, const TokenizerData& tokenizer) {
@@ -91,7 +109,7 @@ bool is_gguf(const fs::path& file) {
 
 }  // namespace
 
-ModelFiles read_model_files(const fs::path& path) {
+ModelFiles read_model_files(const fs::path& path, const std::function<void(const TokenizerData&)>& beside_weights) {
   std::error_code failure;
   const fs::file_status status = fs::status(path, failure);
   if (!fs::exists(status)) {
@@ -103,7 +121,13 @@ ModelFiles read_model_files(const fs::path& path) {
                 "[read_model_files] a model is a folder or a GGUF file, but got " + path.string() +
                     (named_gguf ? ", which does not begin with \"GGUF\"" : ""));
   }
-  ModelFiles files = fs::is_directory(status) ? internal::read_model_folder(path) : internal::read_gguf_model(path);
+  ModelFiles files;
+  if (fs::is_directory(status)) {
+    files = internal::read_model_folder(path);
+    if (beside_weights) beside_weights(files.tokenizer);
+  } else {
+    files = internal::read_gguf_model(path, beside_weights);
+  }
   files.fingerprint = fingerprint_of(files);
   return files;
 }

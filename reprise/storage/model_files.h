@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <string>
 
@@ -36,7 +37,10 @@ struct ModelFiles {
 
 // Throws: not_found (no such path; config.json or a shard, by the index or by its number, is missing: named),
 // corrupt_data (damaged or truncated file; an index that names a tensor its shard lacks; a tensor in two shards),
-// unsupported (GGUF architecture, tensor type or version: named; a folder with neither safetensors nor index).
-ModelFiles read_model_files(const std::filesystem::path& path);
+// unsupported (GGUF architecture, tensor type or version: named; a folder with neither safetensors nor index), and what
+// `beside_weights` throws. It is called once with the tokenizer, perhaps on another thread while the weights are read;
+// it has returned when this function does.
+ModelFiles read_model_files(const std::filesystem::path& path,
+                            const std::function<void(const TokenizerData&)>& beside_weights = {});
 
 }  // namespace reprise

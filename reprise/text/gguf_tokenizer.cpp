@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <string_view>
 #include <tuple>
-#include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -29,10 +30,9 @@ constexpr std::string_view kSpace = "\xE2\x96\x81";  // U+2581, SentencePiece's 
   throw Error(ErrorCode::corrupt_data, "[Tokenizer] GGUF tokenizer: " + what);
 }
 
-using Ids = std::unordered_map<std::string_view, std::size_t>;
 using Merges = std::vector<std::pair<std::string_view, std::string_view>>;
 
-Ids ids_of(const GgufTokenizerData& gguf) {
+void check_sizes(const GgufTokenizerData& gguf) {
   const std::size_t size = gguf.tokens.size();
   if (size == 0) corrupt("tokenizer.ggml.tokens is empty");
   if (!gguf.scores.empty() && gguf.scores.size() != size) {
@@ -41,15 +41,6 @@ Ids ids_of(const GgufTokenizerData& gguf) {
   if (!gguf.token_types.empty() && gguf.token_types.size() != size) {
     corrupt("types for " + std::to_string(gguf.token_types.size()) + " of " + std::to_string(size) + " tokens");
   }
-  Ids ids;
-  ids.reserve(size);
-  for (std::size_t id = 0; id < size; ++id) {
-    const auto [at, is_new] = ids.emplace(gguf.tokens[id], id);
-    if (!is_new) {
-      corrupt("tokens " + std::to_string(at->second) + " and " + std::to_string(id) + " are spelled alike");
-    }
-  }
-  return ids;
 }
 
 // The token's index, checked.
@@ -78,8 +69,9 @@ bool is_character_start(char byte) { return (static_cast<unsigned char>(byte) & 
 
 // SentencePiece joins the two neighbours whose joint token scores best; a BPE joins by the rank of a pair. So: every
 // way to cut a token into two tokens, by the token's score, best first; among equals longer left parts first.
-Merges scored_merges(const GgufTokenizerData& gguf, const Ids& ids) {
+Merges scored_merges(const GgufTokenizerData& gguf) {
   if (gguf.scores.empty()) corrupt("a SentencePiece vocabulary needs scores");
+  const std::unordered_set<std::string_view> known(gguf.tokens.begin(), gguf.tokens.end());
   std::vector<std::tuple<float, std::string_view, std::string_view>> scored;
   for (std::size_t id = 0; id < gguf.tokens.size(); ++id) {
     const std::string_view token = gguf.tokens[id];
@@ -88,7 +80,7 @@ Merges scored_merges(const GgufTokenizerData& gguf, const Ids& ids) {
       if (!is_character_start(token[cut])) continue;
       const std::string_view left = token.substr(0, cut);
       const std::string_view right = token.substr(cut);
-      if (ids.contains(left) && ids.contains(right)) scored.emplace_back(gguf.scores[id], left, right);
+      if (known.contains(left) && known.contains(right)) scored.emplace_back(gguf.scores[id], left, right);
     }
   }
   std::stable_sort(scored.begin(), scored.end(), [](const auto& a, const auto& b) {
@@ -101,20 +93,13 @@ Merges scored_merges(const GgufTokenizerData& gguf, const Ids& ids) {
   return merges;
 }
 
-json added_tokens(const GgufTokenizerData& gguf) {
-  json added = json::array();
+void add_added_tokens(const GgufTokenizerData& gguf, GgufTokenizer& made) {
   for (std::size_t id = 0; id < gguf.token_types.size(); ++id) {
     const int type = gguf.token_types[id];
     if ((type != kControl && type != kUserDefined) || gguf.tokens[id].empty()) continue;
-    added.push_back({{"id", id},
-                     {"content", gguf.tokens[id]},
-                     {"single_word", false},
-                     {"lstrip", false},
-                     {"rstrip", false},
-                     {"normalized", false},
-                     {"special", type == kControl}});
+    made.added.push_back(static_cast<std::uint32_t>(id));
+    made.added_is_special.push_back(type == kControl ? 1 : 0);
   }
-  return added;
 }
 
 // What add_special_tokens puts around a text; null for nothing.
@@ -156,77 +141,68 @@ json replace(std::string_view from, std::string_view to) {
   return {{"type", "Replace"}, {"pattern", {{"String", from}}}, {"content", to}};
 }
 
-// Vocabulary and merges, written out by hand: as a json tree they would take many times their size.
-std::string bpe_model(const GgufTokenizerData& gguf, const Merges& merges, const json& options) {
-  std::string text = options.dump();
-  text.pop_back();
-  text += ",\"vocab\":{";
-  for (std::size_t id = 0; id < gguf.tokens.size(); ++id) {
-    if (id > 0) text += ',';
-    text += json(gguf.tokens[id]).dump() + ':' + std::to_string(id);
+GgufTokenizer made_of(const GgufTokenizerData& gguf, const Merges& merges, json outer, json model) {
+  model["type"] = "BPE";
+  model["vocab"] = json::object();
+  model["merges"] = json::array();
+  outer["version"] = "1.0";
+  outer["added_tokens"] = json::array();
+  outer["model"] = std::move(model);
+  GgufTokenizer made;
+  made.json = outer.dump();
+  made.tokens.reserve(gguf.tokens.size());
+  for (const std::string& token : gguf.tokens) made.tokens.push_back({token.data(), token.size()});
+  made.merges.reserve(2 * merges.size());
+  for (const auto& [left, right] : merges) {
+    made.merges.push_back({left.data(), left.size()});
+    made.merges.push_back({right.data(), right.size()});
   }
-  text += "},\"merges\":[";
-  for (std::size_t i = 0; i < merges.size(); ++i) {
-    if (i > 0) text += ',';
-    text += '[' + json(merges[i].first).dump() + ',' + json(merges[i].second).dump() + ']';
-  }
-  return text + "]}";
+  add_added_tokens(gguf, made);
+  return made;
 }
 
-std::string with_model(const json& outer, const std::string& model) {
-  std::string text = outer.dump();
-  text.pop_back();
-  return text + ",\"model\":" + model + '}';
-}
-
-std::string byte_level_bpe(const TokenizerData& data) {
+GgufTokenizer byte_level_bpe(const TokenizerData& data) {
   const GgufTokenizerData& gguf = *data.gguf;
   const auto pre = find_pre_tokenizer(gguf.pre);
   if (!pre) throw Error(ErrorCode::unsupported, "[Tokenizer] GGUF pre-tokenizer '" + gguf.pre + "' is not known");
-  ids_of(gguf);
-  json outer = {{"version", "1.0"},
-                {"added_tokens", added_tokens(gguf)},
-                {"normalizer", pre->nfc ? json{{"type", "NFC"}} : json(nullptr)},
+  json outer = {{"normalizer", pre->nfc ? json{{"type", "NFC"}} : json(nullptr)},
                 {"pre_tokenizer", pre_tokenizers(*pre, gguf.add_space_prefix.value_or(false))},
                 {"post_processor", post_processor(data, pre->adds_bos)},
                 {"decoder", byte_level(true, true)}};
-  return with_model(outer,
-                    bpe_model(gguf, written_merges(gguf), {{"type", "BPE"}, {"ignore_merges", pre->ignore_merges}}));
+  return made_of(gguf, written_merges(gguf), std::move(outer), {{"ignore_merges", pre->ignore_merges}});
 }
 
-std::string sentencepiece_bpe(const TokenizerData& data) {
+GgufTokenizer sentencepiece_bpe(const TokenizerData& data) {
   const GgufTokenizerData& gguf = *data.gguf;
-  const Ids ids = ids_of(gguf);
   const bool space_prefix = gguf.add_space_prefix.value_or(true);
   json normalizers = json::array();
   if (space_prefix) normalizers.push_back({{"type", "Prepend"}, {"prepend", kSpace}});
   normalizers.push_back(replace(" ", kSpace));
   json decoders = json::array({replace(kSpace, " "), {{"type", "ByteFallback"}}, {{"type", "Fuse"}}});
   if (space_prefix) decoders.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
-  json options = {{"type", "BPE"}, {"fuse_unk", true}, {"byte_fallback", true}};
+  json options = {{"fuse_unk", true}, {"byte_fallback", true}};
   if (gguf.unknown_token_id) {
     options["unk_token"] = gguf.tokens[index_of(gguf, *gguf.unknown_token_id, "unknown")];
   }
-  json outer = {{"version", "1.0"},
-                {"added_tokens", added_tokens(gguf)},
-                {"normalizer", {{"type", "Sequence"}, {"normalizers", normalizers}}},
+  json outer = {{"normalizer", {{"type", "Sequence"}, {"normalizers", normalizers}}},
                 {"pre_tokenizer", nullptr},
                 {"post_processor", post_processor(data, true)},
                 {"decoder", {{"type", "Sequence"}, {"decoders", decoders}}}};
-  return with_model(outer,
-                    bpe_model(gguf, gguf.merges.empty() ? scored_merges(gguf, ids) : written_merges(gguf), options));
+  return made_of(gguf, gguf.merges.empty() ? scored_merges(gguf) : written_merges(gguf), std::move(outer),
+                 std::move(options));
 }
 
 }  // namespace
 
-std::string gguf_tokenizer_json(const TokenizerData& data) {
+GgufTokenizer gguf_tokenizer(const TokenizerData& data) {
+  check_sizes(*data.gguf);
   try {
     const std::string& model = data.gguf->model;
     if (model == "gpt2") return byte_level_bpe(data);
     if (model == "llama") return sentencepiece_bpe(data);
     throw Error(ErrorCode::unsupported, "[Tokenizer] GGUF tokenizer model '" + model + "' is not known");
   } catch (const json::exception&) {
-    corrupt("a token or merge is not UTF-8");
+    corrupt("a special token is not UTF-8");
   }
 }
 

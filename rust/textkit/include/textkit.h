@@ -43,6 +43,27 @@ void textkit_ids_free(textkit_ids* ids);
 
 // From the text of a Hugging Face tokenizer.json. Its truncation and padding are switched off.
 textkit_status textkit_tokenizer_new(const char* json, size_t size, textkit_tokenizer** tokenizer, textkit_text* error);
+
+// Bytes of the caller's, for the time of the call.
+typedef struct textkit_slice {
+  const char* data;
+  size_t size;
+} textkit_slice;
+
+// A byte-pair vocabulary without the way over JSON, which takes several times as long.
+typedef struct textkit_bpe {
+  const textkit_slice* tokens;  // id i is tokens[i]
+  size_t num_tokens;
+  const textkit_slice* merges;  // left and right of each, best first: 2 * num_merges
+  size_t num_merges;
+  const uint32_t* added;  // ids of the tokens that stand for themselves wherever they are spelled out
+  const uint8_t* added_is_special;
+  size_t num_added;
+} textkit_bpe;
+
+// From a tokenizer.json whose "model" is a BPE without vocabulary and merges, and which has no added tokens.
+textkit_status textkit_tokenizer_new_bpe(const char* json, size_t size, const textkit_bpe* bpe,
+                                         textkit_tokenizer** tokenizer, textkit_text* error);
 void textkit_tokenizer_free(textkit_tokenizer* tokenizer);
 
 // `text` must be UTF-8. Special tokens spelled out in it become their ids.

@@ -10,7 +10,7 @@ use std::ptr;
 
 use failure::{contained, Failure, Result, Status};
 use jinja::Template;
-use tokenizer::TextTokenizer;
+use tokenizer::{TextTokenizer, Vocabulary};
 
 #[repr(C)]
 pub struct Text {
@@ -24,13 +24,49 @@ pub struct Ids {
     size: usize,
 }
 
-/// The caller's bytes. A null pointer is an empty text.
-unsafe fn bytes<'a>(data: *const c_char, size: usize) -> &'a [u8] {
+#[repr(C)]
+pub struct Slice {
+    data: *const c_char,
+    size: usize,
+}
+
+#[repr(C)]
+pub struct Bpe {
+    tokens: *const Slice,
+    num_tokens: usize,
+    merges: *const Slice,
+    num_merges: usize,
+    added: *const u32,
+    added_is_special: *const u8,
+    num_added: usize,
+}
+
+/// The caller's items. A null pointer is an empty list.
+unsafe fn items<'a, T>(data: *const T, size: usize) -> &'a [T] {
     if data.is_null() || size == 0 {
         &[]
     } else {
-        std::slice::from_raw_parts(data.cast(), size)
+        std::slice::from_raw_parts(data, size)
     }
+}
+
+unsafe fn vocabulary(bpe: &Bpe) -> Vocabulary<'_> {
+    let texts = |data, size| items::<Slice>(data, size).iter().map(|slice| bytes(slice.data, slice.size));
+    let merges: Vec<&[u8]> = texts(bpe.merges, 2 * bpe.num_merges).collect();
+    Vocabulary {
+        tokens: texts(bpe.tokens, bpe.num_tokens).collect(),
+        merges: merges.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect(),
+        added: items(bpe.added, bpe.num_added)
+            .iter()
+            .zip(items(bpe.added_is_special, bpe.num_added))
+            .map(|(id, special)| (*id, *special != 0))
+            .collect(),
+    }
+}
+
+/// The caller's bytes. A null pointer is an empty text.
+unsafe fn bytes<'a>(data: *const c_char, size: usize) -> &'a [u8] {
+    items(data.cast(), size)
 }
 
 /// Hands a boxed slice to the caller.
@@ -105,6 +141,21 @@ pub unsafe extern "C" fn textkit_tokenizer_new(
     error: *mut Text,
 ) -> Status {
     entry(error, || TextTokenizer::new(bytes(json, size)), |made| *tokenizer = Box::into_raw(Box::new(made)))
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn textkit_tokenizer_new_bpe(
+    json: *const c_char,
+    size: usize,
+    bpe: &Bpe,
+    tokenizer: *mut *mut TextTokenizer,
+    error: *mut Text,
+) -> Status {
+    entry(
+        error,
+        || TextTokenizer::from_bpe(bytes(json, size), &vocabulary(bpe)),
+        |made| *tokenizer = Box::into_raw(Box::new(made)),
+    )
 }
 
 #[no_mangle]

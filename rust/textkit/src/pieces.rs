@@ -47,10 +47,9 @@ pub struct Pieces {
 }
 
 impl Pieces {
-    pub fn new(tokenizer: &Tokenizer) -> Result<Pieces> {
+    /// `largest`: the largest id.
+    pub fn new(tokenizer: &Tokenizer, largest: u32) -> Result<Pieces> {
         let plan = Plan::new(tokenizer.get_decoder())?;
-        let vocab = tokenizer.get_vocab(true);
-        let largest = vocab.values().copied().max().unwrap_or(0);
         if largest >= MAX_ID {
             return Err(Failure::corrupt(format!("token id {largest} is beyond {MAX_ID}")));
         }

@@ -1,9 +1,51 @@
 //! A Hugging Face tokenizer with its pieces.
 
-use tokenizers::Tokenizer;
+use ahash::AHashMap;
+use tokenizers::models::bpe::BPE;
+use tokenizers::models::ModelWrapper;
+use tokenizers::{AddedToken, Tokenizer};
 
 use crate::failure::{Failure, Result};
 use crate::pieces::Pieces;
+
+/// A byte-pair vocabulary: the caller's bytes, not yet known to be UTF-8.
+pub struct Vocabulary<'a> {
+    pub tokens: Vec<&'a [u8]>,
+    pub merges: Vec<(&'a [u8], &'a [u8])>,
+    /// Ids, and whether they are special.
+    pub added: Vec<(u32, bool)>,
+}
+
+fn utf8(bytes: &[u8]) -> Result<&str> {
+    std::str::from_utf8(bytes).map_err(|_| Failure::corrupt("GGUF tokenizer: a token or merge is not UTF-8"))
+}
+
+fn unparsed(error: impl std::fmt::Display) -> Failure {
+    Failure::corrupt(format!("tokenizer does not parse: {error}"))
+}
+
+/// The options of `empty` with a vocabulary.
+fn filled(empty: &BPE, vocabulary: &Vocabulary) -> Result<BPE> {
+    let mut ids = AHashMap::with_capacity(vocabulary.tokens.len());
+    for (id, token) in vocabulary.tokens.iter().enumerate() {
+        if let Some(other) = ids.insert(utf8(token)?.to_owned(), id as u32) {
+            return Err(Failure::corrupt(format!("GGUF tokenizer: tokens {other} and {id} are spelled alike")));
+        }
+    }
+    let mut merges = Vec::with_capacity(vocabulary.merges.len());
+    for (left, right) in &vocabulary.merges {
+        merges.push((utf8(left)?.to_owned(), utf8(right)?.to_owned()));
+    }
+    let mut builder = BPE::builder()
+        .vocab_and_merges(ids, merges)
+        .fuse_unk(empty.fuse_unk)
+        .byte_fallback(empty.byte_fallback)
+        .ignore_merges(empty.ignore_merges);
+    if let Some(unknown) = &empty.unk_token {
+        builder = builder.unk_token(unknown.clone());
+    }
+    builder.build().map_err(unparsed)
+}
 
 pub struct TextTokenizer {
     tokenizer: Tokenizer,
@@ -13,12 +55,33 @@ pub struct TextTokenizer {
 
 impl TextTokenizer {
     pub fn new(json: &[u8]) -> Result<TextTokenizer> {
-        let mut tokenizer =
-            Tokenizer::from_bytes(json).map_err(|e| Failure::corrupt(format!("tokenizer does not parse: {e}")))?;
+        let tokenizer = Tokenizer::from_bytes(json).map_err(unparsed)?;
+        let vocab = tokenizer.get_vocab(true);
+        let largest = vocab.values().copied().max().unwrap_or(0);
+        TextTokenizer::from(tokenizer, largest, vocab.len())
+    }
+
+    pub fn from_bpe(json: &[u8], vocabulary: &Vocabulary) -> Result<TextTokenizer> {
+        let mut tokenizer = Tokenizer::from_bytes(json).map_err(unparsed)?;
+        let ModelWrapper::BPE(empty) = tokenizer.get_model() else {
+            return Err(Failure::invalid("the tokenizer's model must be a BPE"));
+        };
+        let model = filled(empty, vocabulary)?;
+        tokenizer.with_model(model);
+        let mut added = Vec::with_capacity(vocabulary.added.len());
+        for (id, special) in &vocabulary.added {
+            let token = vocabulary.tokens.get(*id as usize).ok_or_else(|| Failure::invalid("an added token's id"))?;
+            added.push(AddedToken::from(utf8(token)?, *special).normalized(false));
+        }
+        tokenizer.add_tokens(&added);
+        let size = vocabulary.tokens.len();
+        TextTokenizer::from(tokenizer, size.saturating_sub(1) as u32, size)
+    }
+
+    fn from(mut tokenizer: Tokenizer, largest: u32, vocab_size: usize) -> Result<TextTokenizer> {
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None).map_err(|e| Failure::corrupt(e.to_string()))?;
-        let pieces = Pieces::new(&tokenizer)?;
-        let vocab_size = tokenizer.get_vocab_size(true);
+        let pieces = Pieces::new(&tokenizer, largest)?;
         Ok(TextTokenizer { tokenizer, pieces, vocab_size })
     }
 
