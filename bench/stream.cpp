@@ -1,7 +1,7 @@
 // The rate at which this machine's memory can be read, which bounds decode: every weight is read once a token.
 // usage: stream [--threads 2] [--mib 1024] [--passes 12]
 // Method: each thread has its own part of one array, far larger than any cache and first written by that thread (so
-// that its pages are near); a pass sums the array as 64-bit integers, in plain C++ with eight independent sums, all
+// that its pages are near); a pass sums the array as 64-bit integers, in plain C++ with 32 independent sums, all
 // threads starting together; the rate is that of the fastest pass, hence the hardest to come up to.
 #include <atomic>
 #include <barrier>
@@ -18,9 +18,14 @@ namespace {
 
 using namespace reprise::bench;
 
-constexpr std::size_t kSums = 8;
+constexpr std::size_t kSums = 32;
 
-std::uint64_t sum(const std::uint64_t* numbers, std::size_t count) {
+// The widest loads that the machine has, where the compiler can choose them.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+__attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
+std::uint64_t
+sum(const std::uint64_t* numbers, std::size_t count) {
   std::uint64_t sums[kSums] = {};
   for (std::size_t i = 0; i + kSums <= count; i += kSums) {
     for (std::size_t j = 0; j < kSums; ++j) sums[j] += numbers[i + j];

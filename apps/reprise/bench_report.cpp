@@ -60,7 +60,7 @@ Json profile_json(const BenchProfile& profile) {
           {"other_seconds", rest_seconds(profile)}};
 }
 
-double rounded(double value, double step) { return std::round(value / step) * step; }
+double rounded(double value, int per_unit) { return std::round(value * per_unit) / per_unit; }
 
 }  // namespace
 
@@ -107,10 +107,10 @@ std::string bench_json(const BenchReport& report) {
                {"decode", report.decode},
                {"batch", report.batch},
                {"repeat", report.repetitions.size()},
-               {"load_s", rounded(report.load_seconds, 1e-4)},
-               {"ttft_ms", rounded(median_seconds(report.repetitions, &BenchRepetition::prefill) * 1e3, 1e-3)},
-               {"prefill_tps", rounded(median_tps(report.repetitions, &BenchRepetition::prefill), 1e-2)},
-               {"decode_tps", rounded(median_tps(report.repetitions, &BenchRepetition::decode), 1e-2)},
+               {"load_s", rounded(report.load_seconds, 10000)},
+               {"ttft_ms", rounded(median_seconds(report.repetitions, &BenchRepetition::prefill) * 1e3, 1000)},
+               {"prefill_tps", rounded(median_tps(report.repetitions, &BenchRepetition::prefill), 100)},
+               {"decode_tps", rounded(median_tps(report.repetitions, &BenchRepetition::decode), 100)},
                {"parameters", report.info.num_parameters},
                {"weights_nbytes", report.info.weights_nbytes},
                {"weights_bytes_per_s", std::round(weights_rate(report))},

@@ -96,7 +96,7 @@ class Bench::SingleRun final : public Run {
 
 class Bench::BatchRun final : public Run {
  public:
-  explicit BatchRun(const Bench& bench) : Run(bench), sampler_(make_sampler(plan().options.sampling)) {
+  explicit BatchRun(const Bench& bench) : Run(bench), sampler_(make_logits_sampler(plan().options.sampling)) {
     for (const auto& filled : bench.filled_) rows_.push_back(filled.fork());
   }
 
@@ -140,16 +140,14 @@ class Bench::BatchRun final : public Run {
  private:
   // tokens int32 [B] → the next ones.
   mx::array step(const mx::array& tokens) {
-    const auto logits = model().model->forward(mx::reshape(tokens, {-1, 1}), cache_);
-    const auto rows = mx::astype(mx::reshape(logits, {tokens.shape(0), -1}), mx::float32);
-    return sampler_(mx::subtract(rows, mx::logsumexp(rows, -1, /*keepdims=*/true)));
+    return sampler_(model().model->forward(mx::reshape(tokens, {-1, 1}), cache_)).tokens;
   }
 
   void check_cancelled() const {
     if (plan().options.cancel.stop_requested()) throw BenchCancelled();
   }
 
-  Sampler sampler_;
+  LogitsSampler sampler_;
   std::vector<RecordedCache> rows_;
   PromptCache cache_;
   mx::array tokens_ = mx::array(0);
