@@ -29,7 +29,8 @@ struct ByteTables {
   std::uint16_t even_factors[kMaxVectorBytes / 2];
   std::uint16_t odd_factors[kMaxVectorBytes / 2];
 
-  explicit ByteTables(std::size_t bits) {
+  explicit ByteTables(int width) {
+    const auto bits = static_cast<std::size_t>(width);
     for (std::size_t block = 0; block < kMaxVectorBytes / 16; ++block) {
       const std::size_t byte = block * 2 * bits;
       for (std::size_t i = 0; i < 4; ++i) words[block * 4 + i] = static_cast<std::int32_t>(byte / 4 + i);
@@ -52,13 +53,12 @@ struct ByteTables {
 
 // `from` holds `size` bytes; `count` values go to `to`, zeros where there are no more. count: a multiple of
 // kMaxVectorBytes.
-inline void unpack_bytes(int bits, const std::uint8_t* HWY_RESTRICT from, std::size_t size, std::size_t count,
-                         std::uint8_t* HWY_RESTRICT to) {
+inline void unpack_bytes(int bits, const ByteTables& tables, const std::uint8_t* HWY_RESTRICT from, std::size_t size,
+                         std::size_t count, std::uint8_t* HWY_RESTRICT to) {
   const Bytes d;
   const hn::Repartition<std::uint16_t, Bytes> d16;
   const hn::Repartition<std::uint32_t, Bytes> d32;
   const std::size_t lanes = hn::Lanes(d);
-  const ByteTables tables(static_cast<std::size_t>(bits));
   const auto words = hn::SetTableIndices(d32, tables.words);
   const auto even = hn::LoadU(d, tables.even);
   const auto odd = hn::LoadU(d, tables.odd);

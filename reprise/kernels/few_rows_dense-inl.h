@@ -6,7 +6,6 @@
 #define REPRISE_KERNELS_FEW_ROWS_DENSE_INL_H_
 #endif
 
-#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <algorithm>
@@ -31,6 +30,7 @@ HWY_NOINLINE void dense_quad(const Layout& layout, const std::uint8_t* weight, s
   // As many sums as registers hold.
   constexpr int kColumns = kRows >= 4 ? 1 : kRows >= 2 ? 2 : 4;
   const std::size_t column_bytes = layout.cols * sizeof(T);
+  const std::size_t ahead = bytes_ahead(column_bytes);
   const std::size_t whole = layout.cols / kLanes * kLanes;
   alignas(kMaxVectorBytes) float sums[kQuad * kRows * kLanes];
   for (std::size_t column = 0; column < kQuad; column += kColumns) {
@@ -47,7 +47,7 @@ HWY_NOINLINE void dense_quad(const Layout& layout, const std::uint8_t* weight, s
 #pragma GCC unroll 8
       for (int c = 0; c < kColumns; ++c) {
         const std::uint8_t* at = from[c] + k * sizeof(T);
-        hwy::Prefetch(at + kAhead);
+        hwy::Prefetch(at + ahead);
         const auto w = load_floats<T>(at);
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r)

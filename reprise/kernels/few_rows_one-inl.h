@@ -8,7 +8,6 @@
 #define REPRISE_KERNELS_FEW_ROWS_ONE_INL_H_
 #endif
 
-#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <algorithm>
@@ -103,6 +102,7 @@ HWY_NOINLINE void columns_times_row(const Layout& layout, const Columns& columns
   const std::size_t whole = columns.bytes / kVector;
   const std::size_t rest = columns.bytes % kVector;
   const std::size_t groups = layout.groups;
+  const std::size_t ahead = bytes_ahead(columns.stride);
 
   for (std::size_t n = 0; n < columns.count; n += kQuad) {
     const std::uint8_t* packed[kQuad];
@@ -120,7 +120,7 @@ HWY_NOINLINE void columns_times_row(const Layout& layout, const Columns& columns
       const std::size_t group = (v * layout.values) >> group_shift;
 #pragma GCC unroll 4
       for (std::size_t c = 0; c < kQuad; ++c) {
-        hwy::Prefetch(packed[c] + v * kVector + kAhead);
+        hwy::Prefetch(packed[c] + v * kVector + ahead);
         const auto dot = dot_block<kWidth>(hn::LoadU(d8, packed[c] + v * kVector), x);
         acc[c] = hn::MulAdd(hn::ConvertTo(df, dot), lane_scales<kWidth>(scales[c] + group, indices), acc[c]);
       }

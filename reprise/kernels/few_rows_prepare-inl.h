@@ -126,7 +126,7 @@ inline void prepare_dense(const Layout& layout, const float* HWY_RESTRICT x, std
 }
 
 inline void prepare_all(const InputForm& form, int num_rows, const float* x, std::size_t ldx, int begin, int end,
-                    void* prepared) {
+                        void* prepared) {
   const Layout layout(form, num_rows, hn::Lanes(Bytes()));
   auto* to = static_cast<std::uint8_t*>(prepared);
   for (auto row = static_cast<std::size_t>(begin); row < static_cast<std::size_t>(end); ++row) {

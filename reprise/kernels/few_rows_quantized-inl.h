@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 
 #include "reprise/kernels/few_rows_bytes-inl.h"
 #include "reprise/kernels/few_rows_layout.h"
@@ -32,22 +33,35 @@ struct Rows {
   std::size_t bytes;
 };
 
-inline bool needs_bytes(const WeightView& weight) { return weight.bits != width_of(weight.bits); }
+class RowsOf {
+ public:
+  explicit RowsOf(const WeightView& weight)
+      : data_(static_cast<const std::uint8_t*>(weight.data)),
+        stride_(static_cast<std::size_t>(weight.cols) * static_cast<std::size_t>(weight.bits) / 8),
+        bits_(weight.bits),
+        bytes_(round_up(static_cast<std::size_t>(weight.cols), kMaxVectorBytes)) {
+    if (needs_bytes()) tables_.emplace(weight.bits);
+  }
 
-inline std::size_t packed_stride(const WeightView& weight) {
-  return static_cast<std::size_t>(weight.cols) * static_cast<std::size_t>(weight.bits) / 8;
-}
+  bool needs_bytes() const { return bits_ != width_of(bits_); }
+  std::size_t buffer_bytes(std::size_t count) const { return count * bytes_; }
 
-// `buffer` has room for count rows of bytes, each rounded up to vectors.
-inline Rows rows_of(const WeightView& weight, std::size_t first, std::size_t count, std::uint8_t* buffer) {
-  const std::size_t stride = packed_stride(weight);
-  const auto* data = static_cast<const std::uint8_t*>(weight.data) + first * stride;
-  if (!needs_bytes(weight)) return {data, stride, stride};
-  const std::size_t bytes = round_up(static_cast<std::size_t>(weight.cols), kMaxVectorBytes);
-  for (std::size_t row = 0; row < count; ++row)
-    unpack_bytes(weight.bits, data + row * stride, stride, bytes, buffer + row * bytes);
-  return {buffer, bytes, bytes};
-}
+  // Rows [first, first + count). `buffer` has room for them as bytes.
+  Rows operator()(std::size_t first, std::size_t count, std::uint8_t* buffer) const {
+    const std::uint8_t* data = data_ + first * stride_;
+    if (!needs_bytes()) return {data, stride_, stride_};
+    for (std::size_t row = 0; row < count; ++row)
+      unpack_bytes(bits_, *tables_, data + row * stride_, stride_, bytes_, buffer + row * bytes_);
+    return {buffer, bytes_, bytes_};
+  }
+
+ private:
+  const std::uint8_t* data_;
+  std::size_t stride_;
+  int bits_;
+  std::size_t bytes_;
+  std::optional<ByteTables> tables_;
+};
 
 // count · groups floats times the row's scales, which begin again after each `groups` of them and can be read as
 // vectors from each.
@@ -62,6 +76,13 @@ inline void multiply_by_scales(float* HWY_RESTRICT values, std::size_t count, st
   }
 }
 
+// Asks for scales and biases that are needed soon.
+inline void prefetch_next(const WeightView& weight, std::size_t first, std::size_t count) {
+  const std::size_t size = size_of(weight.element);
+  prefetch(static_cast<const std::uint8_t*>(weight.scales) + first * size, count * size);
+  prefetch(static_cast<const std::uint8_t*>(weight.biases) + first * size, count * size);
+}
+
 template <int kWidth>
 void multiply_one(const WeightView& weight, const Layout& layout, const std::uint8_t* prepared, std::size_t begin,
                   std::size_t end, float* out) {
@@ -70,7 +91,8 @@ void multiply_one(const WeightView& weight, const Layout& layout, const std::uin
   constexpr std::size_t kGroupsAtOnce = 1536;
   const std::size_t at_once = std::clamp<std::size_t>(kGroupsAtOnce / groups / kQuad * kQuad, kQuad, 32);
   const std::size_t room = round_up(at_once * groups + 2 * kMaxLanes, kMaxLanes);
-  const std::size_t bytes = needs_bytes(weight) ? at_once * round_up(layout.cols, kMaxVectorBytes) : 0;
+  const RowsOf rows_of(weight);
+  const std::size_t bytes = rows_of.needs_bytes() ? rows_of.buffer_bytes(at_once) : 0;
   auto* scales = static_cast<float*>(scratch(2 * room * sizeof(float) + bytes));
   float* biases = scales + room;
   auto* buffer = reinterpret_cast<std::uint8_t*>(biases + room);
@@ -79,8 +101,9 @@ void multiply_one(const WeightView& weight, const Layout& layout, const std::uin
     const std::size_t count = std::min(at_once, end - n);
     to_floats(weight.element, weight.scales, n * groups, count * groups, scales);
     to_floats(weight.element, weight.biases, n * groups, count * groups, biases);
+    prefetch_next(weight, (n + count) * groups, at_once * groups);
     multiply_by_scales(scales, count, groups, row_scales);
-    const Rows rows = rows_of(weight, n, count, buffer);
+    const Rows rows = rows_of(n, count, buffer);
     columns_times_row<kWidth>(layout, {rows.data, rows.stride, rows.bytes, scales, biases, count}, prepared,
                               out + (n - begin));
   }
@@ -91,8 +114,8 @@ void multiply_several(const WeightView& weight, const Layout& layout, int num_ro
                       std::size_t begin, std::size_t end, float* out, std::size_t ldo) {
   const std::size_t groups = layout.groups;
   const std::size_t room = kPanel * round_up(groups + 4, kMaxLanes);
-  const std::size_t bytes = kPanel * round_up(layout.cols, kMaxVectorBytes);
-  auto* floats = static_cast<float*>(scratch(3 * room * sizeof(float) + bytes));
+  const RowsOf rows_of(weight);
+  auto* floats = static_cast<float*>(scratch(3 * room * sizeof(float) + rows_of.buffer_bytes(kPanel)));
   float* scales = floats + room;
   float* biases = scales + room;
   auto* buffer = reinterpret_cast<std::uint8_t*>(biases + room);
@@ -102,7 +125,8 @@ void multiply_several(const WeightView& weight, const Layout& layout, int num_ro
     transpose_panel(floats, groups, scales);
     to_floats(weight.element, weight.biases, n * groups, count * groups, floats);
     transpose_panel(floats, groups, biases);
-    Rows rows = rows_of(weight, n, count, buffer);
+    prefetch_next(weight, (n + count) * groups, kPanel * groups);
+    Rows rows = rows_of(n, count, buffer);
     if (count < kPanel && rows.data != buffer) {
       for (std::size_t row = 0; row < count; ++row)
         std::memcpy(buffer + row * rows.stride, rows.data + row * rows.stride, rows.bytes);

@@ -11,7 +11,6 @@
 #define REPRISE_KERNELS_FEW_ROWS_SEVERAL_INL_H_
 #endif
 
-#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <algorithm>
@@ -120,6 +119,8 @@ HWY_NOINLINE void panel_times_rows(const Layout& layout, const Panel& panel, con
     }
     for (const std::size_t end = byte + group_bytes; byte < end; byte += 16) {
       alignas(kMaxVectorBytes) std::uint8_t words[4 * kVector];
+      // While this panel is taken, all of the next comes.
+      prefetch(panel.packed + kPanel * panel.stride + byte * kPanel, 16 * kPanel);
       load_panel(panel.packed + byte, panel.stride, words);
       const std::uint8_t* HWY_RESTRICT at = x + byte / kVector * layout.block_bytes + byte % kVector;
 #pragma GCC unroll 1

@@ -6,6 +6,7 @@
 #define REPRISE_KERNELS_FEW_ROWS_VECTORS_INL_H_
 #endif
 
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <algorithm>
@@ -33,11 +34,16 @@ inline constexpr bool kByteProducts = HWY_TARGET <= HWY_AVX3_DL;
 
 // Columns are finished four at a time, so that their sums are added up together.
 inline constexpr std::size_t kQuad = 4;
-// Weights come from memory in order; they are asked for this many bytes ahead.
-#ifndef FEW_PREFETCH
-#define FEW_PREFETCH 1024
-#endif
-inline constexpr std::size_t kAhead = FEW_PREFETCH;
+// How far ahead weights are asked for, in bytes: what is taken next, where a quad is short.
+inline std::size_t bytes_ahead(std::size_t stride) {
+  constexpr std::size_t kAhead = 2048;
+  return stride >= kAhead ? kAhead : round_up(kAhead, kQuad * stride);
+}
+
+// Asks for all of [from, from + bytes).
+HWY_INLINE void prefetch(const void* from, std::size_t bytes) {
+  for (std::size_t i = 0; i < bytes; i += 64) hwy::Prefetch(static_cast<const std::uint8_t*>(from) + i);
+}
 
 // The first `bytes` bytes, a multiple of four, and zeros; reads no more.
 HWY_INLINE hn::Vec<Bytes> load_first(const std::uint8_t* from, std::size_t bytes) {
