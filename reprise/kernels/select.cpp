@@ -14,6 +14,7 @@
 #include "reprise/base/error.h"
 #include "reprise/base/profile.h"
 #include "reprise/base/thread_pool.h"
+#include "reprise/kernels/cpu_target.h"
 #include "reprise/kernels/draw_cpu.h"
 #include "reprise/kernels/logits_cpu.h"
 
@@ -23,7 +24,11 @@ namespace mx = mlx::core;
 
 namespace {
 
-bool on_cpu() { return mx::default_device() == mx::Device::cpu; }
+bool on_cpu() {
+  if (mx::default_device() != mx::Device::cpu) return false;
+  cpu_target();  // chosen before the first kernel runs
+  return true;
+}
 
 void check_shape(const mx::array& logits, const char* function) {
   if (logits.ndim() >= 1 && logits.shape(-1) > 0) return;
