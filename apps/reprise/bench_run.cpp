@@ -36,9 +36,29 @@ double median(std::vector<double> values) {
   return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
-void add(BenchProfile& profile, const BenchPhase& phase) {
-  profile.phase.tokens += phase.tokens;
-  profile.phase.seconds += phase.seconds;
+// Clocks are on while it lives.
+class ProfileSwitch {
+ public:
+  ProfileSwitch() {
+    Profile::reset();
+    Profile::enable(true);
+  }
+  ~ProfileSwitch() { Profile::enable(false); }
+  ProfileSwitch(const ProfileSwitch&) = delete;
+  ProfileSwitch& operator=(const ProfileSwitch&) = delete;
+};
+
+template <typename Runs, typename Phase>
+BenchProfile profile_of(const Runs& runs, Phase phase) {
+  const ProfileSwitch on;
+  BenchProfile profile;
+  for (const auto& run : runs) {
+    const BenchPhase one = phase(*run);
+    profile.phase.tokens += one.tokens;
+    profile.phase.seconds += one.seconds;
+  }
+  profile.operations = Profile::entries();
+  return profile;
 }
 
 }  // namespace
@@ -191,21 +211,13 @@ std::vector<BenchRepetition> Bench::measure() {
 }
 
 BenchProfiles Bench::profile() {
-  BenchProfiles profiles;
   std::vector<std::unique_ptr<Run>> runs;
-  Profile::reset();
-  Profile::enable(true);
-  for (int i = 0; i < plan_.repeat; ++i) {
-    runs.push_back(start());
-    add(profiles.prefill, runs.back()->prefill());
+  for (int i = 0; i < plan_.repeat; ++i) runs.push_back(start());
+  BenchProfiles profiles;
+  profiles.prefill = profile_of(runs, [](Run& run) { return run.prefill(); });
+  if (plan_.decode > 0) {
+    profiles.decode = profile_of(runs, [this](Run& run) { return run.decode(plan_.decode); });
   }
-  profiles.prefill.operations = Profile::entries();
-  Profile::reset();
-  for (const auto& run : runs) {
-    if (plan_.decode > 0) add(profiles.decode, run->decode(plan_.decode));
-  }
-  profiles.decode.operations = Profile::entries();
-  Profile::enable(false);
   return profiles;
 }
 
