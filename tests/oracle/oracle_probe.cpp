@@ -1,6 +1,8 @@
 // What the comparison with the oracle asks of Reprise.
 // usage: oracle_probe render MODEL < CASES.jsonl       one JSON line {"prompt": …, "ids": […]} or {"error": …} per case
-//        oracle_probe logits MODEL IDS.json OUT        IDS: list of id lists; OUT: safetensors, "<i>" = float32 [L, V]
+//        oracle_probe logits MODEL LISTS.json OUT KV_DTYPE
+//            LISTS: [{"ids": […], "prompt": how many of them are fed in one piece, the others one by one}, …]
+//            OUT: safetensors, "<i>" = float32 [L, V]; KV_DTYPE: float32 or float16
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -49,17 +51,25 @@ void render(const std::string& path) {
   }
 }
 
-void logits(const std::string& path, const std::string& ids_file, const std::string& out_file) {
-  const auto model = reprise::make_model(reprise::read_model_files(path));
-  const Json lists = Json::parse(reprise::read_file(ids_file));
+void logits(const std::string& path, const std::string& lists_file, const std::string& out_file,
+            const std::string& kv_dtype) {
+  const auto model = reprise::make_model(reprise::read_model_files(path),
+                                         {.kv_dtype = kv_dtype == "float32" ? mx::float32 : mx::float16});
+  const Json lists = Json::parse(reprise::read_file(lists_file));
   std::map<std::string, mx::array> out;
   for (std::size_t i = 0; i < lists.size(); ++i) {
-    const auto ids = lists[i].get<std::vector<int>>();
+    const auto ids = lists[i].at("ids").get<std::vector<int>>();
+    const int prompt = lists[i].at("prompt");
     auto cache = model->make_cache();
-    auto rows = model->forward(mx::array(ids.data(), {1, static_cast<int>(ids.size())}, mx::int32), cache);
-    rows = mx::reshape(mx::astype(rows, mx::float32), {static_cast<int>(ids.size()), -1});
-    mx::eval(rows);
-    out.insert({std::to_string(i), rows});
+    std::vector<mx::array> pieces;
+    for (int at = 0; at < static_cast<int>(ids.size());) {
+      const int n = at < prompt ? prompt : 1;
+      pieces.push_back(mx::astype(model->forward(mx::array(ids.data() + at, {1, n}, mx::int32), cache), mx::float32));
+      mx::eval(pieces.back());
+      at += n;
+    }
+    out.insert({std::to_string(i), mx::squeeze(mx::concatenate(pieces, 1), 0)});
+    mx::eval(out.at(std::to_string(i)));
     std::cerr << "logits " << i + 1 << "/" << lists.size() << "\n";
   }
   reprise::write_safetensors(out_file, out, {});
@@ -71,8 +81,8 @@ int main(int argc, char** argv) {
   const std::vector<std::string> args(argv + 1, argv + argc);
   try {
     if (args.size() == 2 && args[0] == "render") return render(args[1]), 0;
-    if (args.size() == 4 && args[0] == "logits") return logits(args[1], args[2], args[3]), 0;
-    std::cerr << "usage: oracle_probe render MODEL | oracle_probe logits MODEL IDS.json OUT.safetensors\n";
+    if (args.size() == 5 && args[0] == "logits") return logits(args[1], args[2], args[3], args[4]), 0;
+    std::cerr << "usage: oracle_probe render MODEL | oracle_probe logits MODEL LISTS.json OUT.safetensors KV_DTYPE\n";
     return 2;
   } catch (const std::exception& error) {
     std::cerr << error.what() << "\n";
