@@ -50,11 +50,15 @@ inline void prepare_int16(const Int16Rows& rows, std::size_t group, const float*
         largest = hn::Max(largest, hn::BitCast(ints, hn::Abs(hn::LoadU(floats, row + k))));
       }
       const float magnitude = hn::GetLane(hn::BitCast(floats, hn::MaxOfLanes(ints, largest)));
+      if (!(magnitude <= std::numeric_limits<float>::max())) {
+        std::fill_n(pairs, group / 2, 0);
+        rows.scales[m * rows.groups + g] = rows.sums[m * rows.groups + g] = std::numeric_limits<float>::quiet_NaN();
+        continue;
+      }
       constexpr float kLevels = 32767.0F;
-      float scale = magnitude * (1.0F / kLevels);
-      float inverse = kLevels / magnitude;
-      if (magnitude < 1e-30F) scale = inverse = 0.0F;  // whose inverse would not be finite
-      if (!(magnitude <= std::numeric_limits<float>::max())) scale = std::numeric_limits<float>::quiet_NaN();
+      const bool zero = magnitude < 1e-30F;  // what is smaller has no finite inverse
+      const float scale = zero ? 0.0F : magnitude * (1.0F / kLevels);
+      const float inverse = zero ? 0.0F : kLevels / magnitude;
       // Added to 1.5 · 2^23, a number is rounded to an integer, which the lower bits hold.
       constexpr std::uint32_t kRounderBits = 0x4b400000U;
       const auto rounder = hn::BitCast(floats, hn::Set(ints, static_cast<std::int32_t>(kRounderBits)));
@@ -68,11 +72,12 @@ inline void prepare_int16(const Int16Rows& rows, std::size_t group, const float*
           hn::StoreU(hn::Or(hn::And(low, hn::Set(ints, 0xffff)), hn::ShiftLeft<16>(high)), ints, pairs + k / 2 + i);
         }
       }
-      // Modulo 2^32, as are the lanes' sums.
-      const auto rounders = static_cast<std::uint32_t>(group) * kRounderBits;
-      const auto total = static_cast<std::uint32_t>(hn::GetLane(hn::SumOfLanes(ints, sum))) - rounders;
+      // Lanes have been added modulo 2^32.
+      const auto rounders = static_cast<std::uint32_t>(group / lanes) * kRounderBits;
+      sum = hn::Sub(sum, hn::Set(ints, static_cast<std::int32_t>(rounders)));
+      const auto total = static_cast<float>(hn::GetLane(hn::SumOfLanes(ints, sum)));
       rows.scales[m * rows.groups + g] = scale;
-      rows.sums[m * rows.groups + g] = scale * static_cast<float>(static_cast<std::int32_t>(total));
+      rows.sums[m * rows.groups + g] = scale * total;
     }
   }
 }
