@@ -10,42 +10,14 @@
 
 #include "reprise/kernels/attention_blocks.h"
 #include "reprise/kernels/attention_rows-inl.h"
+#include "reprise/kernels/attention_sources-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace reprise::kernels::cpu::internal::HWY_NAMESPACE {
 namespace {
 
-// Columns whose scales are widened, or which are unpacked, at a time: they stay in the first-level cache.
-constexpr std::size_t kStep = 64;
 constexpr std::size_t kRowsAtOnce = 4;
 constexpr std::size_t kVectorsAtOnce = HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM ? 4 : 2;  // what 32 or 16 registers hold
-
-// Sources of stored rows: vector i of column j of the step.
-template <typename T>
-struct DenseSource {
-  const T* data;
-  std::ptrdiff_t stride;
-  HWY_INLINE VF operator()(std::size_t j, std::size_t i) const {
-    return load_floats(data + static_cast<std::ptrdiff_t>(j) * stride + i * kLanes);
-  }
-};
-
-template <int kBits>
-struct PackedSource {
-  const std::uint8_t* data;
-  std::ptrdiff_t stride;
-  const float* scales;  // [columns, groups]
-  const float* biases;
-  std::size_t groups;
-  std::size_t vectors_of_group;
-  HWY_INLINE VF operator()(std::size_t j, std::size_t i) const {
-    const F32 d;
-    const std::uint8_t* row = data + static_cast<std::ptrdiff_t>(j) * stride;
-    const std::size_t group = j * groups + i / vectors_of_group;
-    const VF q = kBits == 8 ? numbers8(row, i * kLanes) : numbers4(row, i * kLanes);
-    return hn::MulAdd(hn::Set(d, scales[group]), q, hn::Set(d, biases[group]));
-  }
-};
 
 struct Four {
   VF a, b, c, e;
@@ -245,89 +217,6 @@ struct AccumulateStep {
     }
     for (; i < vectors; ++i) accumulate<kRows, 1>(source, i, w, stride, count, to, features);
   }
-};
-
-// Stored rows of one head, step by step, in the form that reads them fastest.
-class StepReader {
- public:
-  static std::size_t scratch_floats(const StoredRows& rows) {
-    const auto size = static_cast<std::size_t>(rows.size);
-    return kStep * padded(size) + 4 * padded(size);
-  }
-
-  StepReader(const StoredRows& rows, int batch, int head, float* scratch)
-      : rows_(rows), batch_(batch), head_(head), scratch_(scratch) {
-    const auto size = static_cast<std::size_t>(rows.size);
-    whole_ = size % kLanes == 0;
-    vectors_ = (size + kLanes - 1) / kLanes;
-  }
-
-  std::size_t vectors() const { return vectors_; }
-
-  // Calls use(source) for `count` ≤ kStep columns from `column` on.
-  template <class Use>
-  HWY_INLINE void with(int column, std::size_t count, const Use& use) const {
-    const std::ptrdiff_t at = batch_ * rows_.batch_stride + head_ * rows_.head_stride + column * rows_.column_stride;
-    if (whole_ && rows_.bits == 0) {
-      if (rows_.element == Element::f32) {
-        use(DenseSource<float>{static_cast<const float*>(rows_.data) + at, rows_.column_stride});
-      } else if (rows_.element == Element::f16) {
-        use(DenseSource<hwy::float16_t>{static_cast<const hwy::float16_t*>(rows_.data) + at, rows_.column_stride});
-      } else {
-        use(DenseSource<hwy::bfloat16_t>{static_cast<const hwy::bfloat16_t*>(rows_.data) + at, rows_.column_stride});
-      }
-    } else if (rows_.bits == 8) {
-      use(packed<8>(column, count, at));
-    } else if (rows_.bits == 4) {
-      use(packed<4>(column, count, at));
-    } else {
-      use(unpacked(column, count));
-    }
-  }
-
- private:
-  template <int kBits>
-  HWY_INLINE PackedSource<kBits> packed(int column, std::size_t count, std::ptrdiff_t at) const {
-    const auto groups = static_cast<std::size_t>(rows_.size / rows_.group_size);
-    float* scales = scratch_;
-    float* biases = scratch_ + kStep * groups;
-    const auto stride = rows_.group_column_stride;
-    std::ptrdiff_t group_at = batch_ * rows_.group_batch_stride + head_ * rows_.group_head_stride + column * stride;
-    if (stride == static_cast<std::ptrdiff_t>(groups)) {
-      with_element(rows_.element, rows_.scales, WidenTo{group_at, count * groups, scales});
-      with_element(rows_.element, rows_.biases, WidenTo{group_at, count * groups, biases});
-    } else {
-      for (std::size_t j = 0; j < count; ++j, group_at += stride) {
-        with_element(rows_.element, rows_.scales, WidenTo{group_at, groups, scales + j * groups});
-        with_element(rows_.element, rows_.biases, WidenTo{group_at, groups, biases + j * groups});
-      }
-    }
-    return {reinterpret_cast<const std::uint8_t*>(static_cast<const std::uint32_t*>(rows_.data) + at),
-            rows_.column_stride * 4,
-            scales,
-            biases,
-            groups,
-            static_cast<std::size_t>(rows_.group_size) / kLanes};
-  }
-
-  HWY_INLINE DenseSource<float> unpacked(int column, std::size_t count) const {
-    const std::size_t stride = vectors_ * kLanes;
-    const auto size = static_cast<std::size_t>(rows_.size);
-    float* groups = scratch_ + kStep * stride;
-    for (std::size_t j = 0; j < count; ++j) {
-      float* row = scratch_ + j * stride;
-      unpack_row(rows_, batch_, head_, column + static_cast<int>(j), groups, row);
-      std::fill(row + size, row + stride, 0.0f);
-    }
-    return {scratch_, static_cast<std::ptrdiff_t>(stride)};
-  }
-
-  const StoredRows& rows_;
-  int batch_;
-  int head_;
-  float* scratch_;
-  bool whole_;
-  std::size_t vectors_;
 };
 
 // Scores of one row → weights in place. `count` is a multiple of kAlignFloats.

@@ -99,17 +99,21 @@ HWY_INLINE std::uint32_t word_at(const std::uint8_t* from) {
   return word;
 }
 
+// A word holds eight numbers; each lane gets its own's word and shifts it.
 HWY_INLINE VF numbers4(const std::uint8_t* row, std::size_t i) {
   const hn::RebindToUnsigned<F32> du;
   const hn::RebindToSigned<F32> di;
   const auto lane = hn::Iota(du, 0);
-  auto words = hn::Set(du, word_at(row + i / 8 * 4));
+  const std::uint8_t* from = row + i / 8 * 4;
+  auto words = hn::Set(du, word_at(from));
+  auto in_word = lane;
   if constexpr (kLanes == 16) {
-    words = hn::IfThenElse(hn::Lt(lane, hn::Set(du, 8)), words, hn::Set(du, word_at(row + i / 8 * 4 + 4)));
+    words = hn::IfThenElse(hn::Lt(lane, hn::Set(du, 8)), words, hn::Set(du, word_at(from + 4)));
+    in_word = hn::And(lane, hn::Set(du, 7));
+  } else if constexpr (kLanes < 8) {
+    in_word = hn::Add(lane, hn::Set(du, static_cast<std::uint32_t>(i % 8)));
   }
-  const auto shift =
-      hn::ShiftLeft<2>(hn::And(hn::Add(lane, hn::Set(du, static_cast<std::uint32_t>(i % 8))), hn::Set(du, 7)));
-  const auto q = hn::And(hn::Shr(words, shift), hn::Set(du, 15));
+  const auto q = hn::And(hn::Shr(words, hn::ShiftLeft<2>(in_word)), hn::Set(du, 15));
   return hn::ConvertTo(F32(), hn::BitCast(di, q));
 }
 
