@@ -156,6 +156,77 @@ TEST(Attend, EqualsItsParts) {
   EXPECT_TRUE(identical(cache.saved_state(), parts.saved_state()));
 }
 
+// What is rotated and stored in one operation is what the parts store, for every kind of rope.
+TEST(Attend, EveryKindOfRopeStoresWhatThePartsStore) {
+  std::vector<RopeScaling> kinds = {{.type = "default"},
+                                    {.type = "linear", .factor = 4.0f},
+                                    {.type = "llama3", .factor = 8.0f, .original_max_position_embeddings = 16},
+                                    {.type = "yarn", .factor = 8.0f, .original_max_position_embeddings = 16},
+                                    {.type = "longrope", .original_max_position_embeddings = 8, .long_factor = {3}},
+                                    {.type = "proportional", .factor = 2.0f, .partial_rotary_factor = 0.5f},
+                                    {.type = "dynamic", .factor = 2.0f},
+                                    {.type = "mrope", .mrope_section = {2, 3, 3}}};
+  const Inputs inputs = random_inputs(9);
+  for (const RopeScaling& scaling : kinds) {
+    for (const bool traditional : {false, true}) {
+      for (const int dims : {kSize, kSize / 2}) {
+        SCOPED_TRACE(scaling.type + " " + std::to_string(traditional) + " " + std::to_string(dims));
+        const Rope rope({.dims = dims, .traditional = traditional, .scaling = scaling, .max_position_embeddings = 16});
+        KVCache fused;
+        ConcatenateKVCache parts;
+        for (const auto& [begin, end] : {std::pair(0, 7), std::pair(7, 8), std::pair(8, 9)}) {
+          AttentionOptions options;
+          options.rope = &rope;
+          options.mask = fused.make_mask(end - begin);
+          const mx::array q = columns(inputs.queries, begin, end), k = columns(inputs.keys, begin, end),
+                          v = columns(inputs.values, begin, end);
+          EXPECT_TRUE(close(fused.attend(q, k, v, options), parts.attend(q, k, v, options)));
+        }
+        const auto stored = std::get<DenseKV>(fused.keys_and_values());
+        const auto expected = std::get<DenseKV>(parts.keys_and_values());
+        EXPECT_TRUE(identical(stored.values, expected.values));
+#if defined(__x86_64__)
+        EXPECT_TRUE(identical(stored.keys, expected.keys));
+#else
+        EXPECT_TRUE(close(stored.keys, expected.keys));
+#endif
+      }
+    }
+  }
+}
+
+TEST(Attend, AnEmptyCacheStoresTheDtypeThatIsAskedForAndAFilledOneKeepsItsOwn) {
+  const Inputs inputs = random_inputs(4);
+  for (const mx::Dtype dtype : {mx::float32, mx::float16, mx::bfloat16}) {
+    KVCache fused;
+    ConcatenateKVCache parts;
+    for (const mx::Dtype asked : {dtype, mx::float32}) {
+      const AttentionOptions options{.mask = Causal{}, .stored_dtype = asked};
+      EXPECT_EQ(fused.attend(inputs.queries, inputs.keys, inputs.values, options).dtype(), mx::float32);
+      parts.attend(inputs.queries, inputs.keys, inputs.values, options);
+    }
+    const auto stored = std::get<DenseKV>(fused.keys_and_values());
+    EXPECT_EQ(stored.keys.dtype(), dtype);
+    EXPECT_TRUE(identical(stored.keys, std::get<DenseKV>(parts.keys_and_values()).keys));
+    // As a file gives it back.
+    const auto loaded = KVCache::from_state(fused.saved_state());
+    loaded->attend(inputs.queries, inputs.keys, inputs.values, {.mask = Causal{}, .stored_dtype = mx::float32});
+    EXPECT_EQ(std::get<DenseKV>(loaded->keys_and_values()).keys.dtype(), dtype);
+  }
+}
+
+TEST(Attend, KeysBeyondFloat16StayFinite) {
+  Inputs inputs = random_inputs(3);
+  inputs.keys = mx::multiply(inputs.keys, mx::array(1e6f));
+  for (const auto& make : {maker<KVCache>(), maker<ConcatenateKVCache>(), maker<RotatingKVCache>(8)}) {
+    const auto cache = make();
+    const mx::array out =
+        cache->attend(inputs.queries, inputs.keys, inputs.values, {.mask = Causal{}, .stored_dtype = mx::float16});
+    EXPECT_TRUE(mx::all(mx::isfinite(out)).item<bool>());
+    EXPECT_TRUE(mx::all(mx::isfinite(std::get<DenseKV>(cache->keys_and_values()).keys)).item<bool>());
+  }
+}
+
 TEST(Attend, S4QuantisedRowsGiveTheAttentionOfTheirDequantisedOnesInPrefillAndDecode) {
   const Rope rope = make_rope();
   for (const mx::Dtype dtype : {mx::float32, mx::bfloat16}) {
