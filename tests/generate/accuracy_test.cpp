@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <sstream>
 
 #include "mlx/mlx.h"
@@ -35,13 +37,13 @@ std::string passage() {
 constexpr int kPromptChunk = 512;
 constexpr int kDecoded = 24;  // the last tokens are fed one by one
 
-struct Run {
+struct Outcome {
   mx::array logits;  // [L, V]
   double perplexity;
 };
 
 // Teacher-forced: what each token made of the model's guess at it.
-Run run(const LanguageModel& model, const Tokens& ids) {
+Outcome run(const LanguageModel& model, const Tokens& ids) {
   auto cache = model.make_cache();
   std::vector<mx::array> parts;
   const int prompt = static_cast<int>(ids.size()) - kDecoded;
@@ -72,7 +74,7 @@ TEST(Accuracy, LogitsAndPerplexityAreThoseOfFloat32) {
   const auto narrow = load(*path, {.model = {.kv_dtype = mx::float16}});
   const Tokens ids = wide.tokenizer.encode(passage());
   ASSERT_GT(ids.size(), 600u);
-  const Run want = [&] {
+  const Outcome want = [&] {
     const kernels::reference::Scope scope;
     return run(*wide.model, ids);
   }();
@@ -84,7 +86,7 @@ TEST(Accuracy, LogitsAndPerplexityAreThoseOfFloat32) {
   for (const auto& [name, model, tolerance] :
        {Case{"float32 keys and values", *wide.model, 1e-3}, Case{"float16 keys and values", *narrow.model, 5e-3}}) {
     SCOPED_TRACE(name);
-    const Run got = run(model, ids);
+    const Outcome got = run(model, ids);
     const double distance = error(got.logits, want.logits);
     EXPECT_LE(distance, tolerance);
     EXPECT_NEAR(got.perplexity, want.perplexity, 1e-3 * want.perplexity);
