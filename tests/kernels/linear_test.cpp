@@ -92,10 +92,12 @@ TEST(Linear, EveryKindOfWeightEqualsItsProductInFloat64) {
   for (const WeightKind& kind : every_kind()) {
     SCOPED_TRACE(name_of(kind));
     const int in = kind.bits == 0 ? 100 : 384;
+    const auto all = normal({40, in}, 7);
+    const auto map = make_map(kind, 77, in, 3, true);
+    const auto want = exact(all, *map);
     for (const int rows : {1, 2, 7, 8, 9, 40}) {
-      const auto x = normal({rows, in}, 7);
-      const auto map = make_map(kind, 77, in, 3, true);
-      EXPECT_LT(error(linear(x, {map})[0], exact(x, *map)), kTolerance) << rows << " rows";
+      const auto x = mx::slice(all, {0, 0}, {rows, in});
+      EXPECT_LT(error(linear(x, {map})[0], mx::slice(want, {0, 0}, {rows, 77})), kTolerance) << rows << " rows";
     }
   }
 }
