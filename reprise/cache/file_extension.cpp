@@ -10,7 +10,6 @@
 #include "mlx/array.h"
 #include "nlohmann/json.hpp"
 #include "reprise/base/error.h"
-#include "reprise/base/sha256.h"
 #include "reprise/cache/state_reader.h"
 
 namespace reprise::internal {
@@ -21,8 +20,6 @@ using Json = nlohmann::ordered_json;
 namespace {
 
 constexpr int kVersion = 1;
-constexpr std::size_t kDigestDigits = 64;
-const std::string kNoDigest(kDigestDigits, '0');
 
 // Members of the JSON object, stored on disk: never rename.
 constexpr const char* kVersionMember = "reprise";
@@ -138,27 +135,6 @@ LayerExtensions layer_extensions_of(const Json& json) {
   return layers;
 }
 
-// Fixed-width and length-prefixed, so that no two different files feed the same bytes.
-class DigestInput {
- public:
-  void number(std::uint64_t value) {
-    unsigned char bytes[8];
-    for (int i = 0; i < 8; ++i) bytes[i] = static_cast<unsigned char>(value >> (8 * i));
-    sha_.update(bytes, sizeof bytes);
-  }
-  void text(const std::string& value) {
-    number(value.size());
-    sha_.update(value);
-  }
-  void raw(const mx::array& array) {
-    if (array.nbytes() > 0) sha_.update(array.data<char>(), array.nbytes());
-  }
-  std::string finish() { return sha_.hex_digest(); }
-
- private:
-  Sha256 sha_;
-};
-
 }  // namespace
 
 void add_extension(const FileExtension& whole, std::size_t num_layers, FileContent& content) {
@@ -227,38 +203,6 @@ std::optional<std::string> stated_digest(const std::string& sentinel) {
   }
   if (json.contains(kSealedMember)) fail("digest must be there, since the file was sealed", "none");
   return std::nullopt;
-}
-
-std::string compute_digest(const SafetensorsHeader& header, const Tensors& tensors) {
-  DigestInput input;
-  input.number(header.tensors.size());
-  for (const TensorRecord& record : header.tensors) {
-    input.text(record.name);
-    input.text(record.dtype);
-    input.number(record.shape.size());
-    for (const std::int64_t extent : record.shape) input.number(static_cast<std::uint64_t>(extent));
-    input.number(record.begin);
-    input.number(record.end);
-  }
-  TextMap metadata = header.metadata;
-  if (const auto sentinel = metadata.find(kSentinelKey);
-      sentinel != metadata.end() && sentinel->second.starts_with('{')) {
-    if (const auto digest = stated_digest(sentinel->second)) {
-      sentinel->second.replace(sentinel->second.find(*digest), kDigestDigits, kNoDigest);
-    }
-  }
-  input.number(metadata.size());
-  for (const auto& [key, value] : metadata) {
-    input.text(key);
-    input.text(value);
-  }
-  std::vector<const TensorRecord*> order;
-  for (const TensorRecord& record : header.tensors) order.push_back(&record);
-  std::sort(order.begin(), order.end(), [](const TensorRecord* a, const TensorRecord* b) {
-    return std::pair(a->begin, a->end) < std::pair(b->begin, b->end);
-  });
-  for (const TensorRecord* record : order) input.raw(tensors.at(record->name));
-  return input.finish();
 }
 
 void fill_digest(TextMap& metadata, const std::string& digest) {

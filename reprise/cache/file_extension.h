@@ -18,6 +18,10 @@ struct FileExtension {
   LayerExtensions layers;
 };
 
+// What a digest is before it is known.
+inline constexpr std::size_t kDigestDigits = 64;
+inline constexpr const char* kNoDigest = "0000000000000000000000000000000000000000000000000000000000000000";
+
 // Adds the sentinel's JSON, its digest still 64 zeros, and the tensors to `content`.
 // Throws: invalid_argument when `app_json` is no JSON object or a text is not UTF-8.
 void add_extension(const FileExtension& extension, std::size_t num_layers, FileContent& content);
@@ -27,10 +31,6 @@ FileExtension read_extension(const ParsedFile& file);
 
 // The digest that a sentinel states. Throws: corrupt_data when it must state one and does not.
 std::optional<std::string> stated_digest(const std::string& sentinel);
-
-// SHA-256 of header, metadata and data, in hex; the digits that `metadata["2.0"]` states count as zeros.
-// Requires: the tensors are evaluated and row-contiguous.
-std::string compute_digest(const SafetensorsHeader& header, const Tensors& tensors);
 
 // Puts the digest in the place of the zeros that add_extension left.
 void fill_digest(TextMap& metadata, const std::string& digest);

@@ -21,6 +21,7 @@ namespace fs = std::filesystem;
 using internal::system_error;
 
 constexpr std::size_t kMaxIoBytes = std::size_t{1} << 30;  // some systems refuse more in one call
+constexpr std::size_t kMaxAppendBytes = std::size_t{4} << 20;
 
 class RealFile final : public WritableFile {
  public:
@@ -33,12 +34,26 @@ class RealFile final : public WritableFile {
 
   void append(std::span<const std::byte> bytes) override {
     while (!bytes.empty()) {
-      const ssize_t written = ::write(descriptor_, bytes.data(), std::min(bytes.size(), kMaxIoBytes));
+      const ssize_t written = ::write(descriptor_, bytes.data(), std::min(bytes.size(), kMaxAppendBytes));
       if (written < 0) {
         if (errno == EINTR) continue;
         throw system_error("WritableFile::append", "write", path_, errno);
       }
       bytes = bytes.subspan(static_cast<std::size_t>(written));
+      size_ += written;
+      start_writeback();
+    }
+  }
+
+  void overwrite(std::uint64_t offset, std::span<const std::byte> bytes) override {
+    while (!bytes.empty()) {
+      const ssize_t written = ::pwrite(descriptor_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+      if (written < 0) {
+        if (errno == EINTR) continue;
+        throw system_error("WritableFile::overwrite", "write", path_, errno);
+      }
+      bytes = bytes.subspan(static_cast<std::size_t>(written));
+      offset += static_cast<std::uint64_t>(written);
     }
   }
 
@@ -57,8 +72,20 @@ class RealFile final : public WritableFile {
   }
 
  private:
+  // The device begins now, not when sync() is called. A wish: whoever cannot does it then.
+  void start_writeback() {
+#ifdef SYNC_FILE_RANGE_WRITE
+    constexpr off_t kPiece = off_t{4} << 20U;
+    if (size_ - given_ < kPiece) return;
+    ::sync_file_range(descriptor_, given_, size_ - given_, SYNC_FILE_RANGE_WRITE);
+    given_ = size_;
+#endif
+  }
+
   int descriptor_;
   const fs::path path_;
+  off_t size_ = 0;
+  off_t given_ = 0;  // of which the device knows
 };
 
 fs::path folder_of(const fs::path& file) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -18,6 +19,8 @@ class WritableFile {
   virtual ~WritableFile() = default;
   // Throws: resource_exhausted when the disk is full, else internal with the system's message.
   virtual void append(std::span<const std::byte> bytes) = 0;
+  // Replaces bytes that were appended before. Requires: they lie within the file. Throws: as append.
+  virtual void overwrite(std::uint64_t offset, std::span<const std::byte> bytes) = 0;
   // Data is on the device when it returns.
   virtual void sync() = 0;
   virtual void close() = 0;

@@ -4,9 +4,8 @@
 #include <limits>
 #include <optional>
 
-#include "mlx/ops.h"
-#include "mlx/transforms.h"
 #include "reprise/base/error.h"
+#include "reprise/storage/array_bytes.h"
 #include "reprise/storage/array_memory.h"
 #include "reprise/storage/file_system.h"
 #include "reprise/storage/mapped_file.h"
@@ -89,22 +88,21 @@ mx::array map_tensor(const std::shared_ptr<MappedFile>& mapping, const Safetenso
   return internal::view_memory(data, shape_of(record, file), dtype, mapping);
 }
 
-// The array's bytes in row-major order; `keep` owns them when they had to be gathered.
-std::span<const std::byte> contiguous_bytes(const mx::array& array, std::optional<mx::array>& keep) {
-  keep = array;
-  keep->eval();
-  if (!keep->flags().row_contiguous) {
-    keep = mx::contiguous(array);
-    keep->eval();
-  }
-  if (keep->nbytes() == 0) return {};
-  return {reinterpret_cast<const std::byte*>(keep->data<char>()), keep->nbytes()};
+std::string encode_planned(const SafetensorsHeader& header) {
+  std::string head = internal::encode_safetensors_header(header);
+  if (head.size() == header.data_offset) return head;
+  throw Error(ErrorCode::internal, "[append_safetensors] the header must have " + std::to_string(header.data_offset) +
+                                       " bytes as planned, but got " + std::to_string(head.size()));
 }
 
 class StringFile final : public WritableFile {
  public:
   void append(std::span<const std::byte> bytes) override {
     text.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  }
+  void overwrite(std::uint64_t offset, std::span<const std::byte> bytes) override {
+    std::copy(bytes.begin(), bytes.end(),
+              std::as_writable_bytes(std::span(text)).begin() + static_cast<std::ptrdiff_t>(offset));
   }
   void sync() override {}
   void close() override {}
@@ -114,25 +112,37 @@ class StringFile final : public WritableFile {
 
 }  // namespace
 
+std::vector<const TensorRecord*> in_data_order(const SafetensorsHeader& header) {
+  std::vector<const TensorRecord*> order;
+  for (const TensorRecord& record : header.tensors) order.push_back(&record);
+  std::sort(order.begin(), order.end(), [](const TensorRecord* a, const TensorRecord* b) {
+    return std::pair(a->begin, a->end) < std::pair(b->begin, b->end);
+  });
+  return order;
+}
+
 SafetensorsHeader read_safetensors_header(const std::filesystem::path& file) {
   return read_header(InputFile(file, kRead), file);
 }
 
-Safetensors read_safetensors(const std::filesystem::path& file, ReadMode mode) {
+Safetensors read_safetensors(const std::filesystem::path& file, ReadMode mode, const OnTensor& on_tensor) {
   Safetensors result;
   if (mode == ReadMode::copy) {
     const InputFile input(file, kRead);
     result.header = read_header(input, file);
-    for (const TensorRecord& record : result.header.tensors) {
-      const auto& added = *result.tensors.emplace(record.name, read_tensor(input, result.header, record, file)).first;
-      check_bools(added.second, record, file);
+    for (const TensorRecord* record : in_data_order(result.header)) {
+      const auto& added = *result.tensors.emplace(record->name, read_tensor(input, result.header, *record, file)).first;
+      check_bools(added.second, *record, file);
+      if (on_tensor) on_tensor(result.header, added.second);
     }
   } else {
     const std::shared_ptr<MappedFile> mapping = MappedFile::open(file, kRead);
     result.header = parse_safetensors_header(mapping->bytes(), mapping->bytes().size(), file.string());
-    for (const TensorRecord& record : result.header.tensors) {
-      const auto& added = *result.tensors.emplace(record.name, map_tensor(mapping, result.header, record, file)).first;
-      check_bools(added.second, record, file);
+    for (const TensorRecord* record : in_data_order(result.header)) {
+      const auto& added =
+          *result.tensors.emplace(record->name, map_tensor(mapping, result.header, *record, file)).first;
+      check_bools(added.second, *record, file);
+      if (on_tensor) on_tensor(result.header, added.second);
     }
   }
   return result;
@@ -162,21 +172,16 @@ SafetensorsHeader plan_safetensors(const Tensors& tensors, const Metadata& metad
 }
 
 void append_safetensors(WritableFile& output, const SafetensorsHeader& header, const Tensors& tensors) {
-  const std::string head = internal::encode_safetensors_header(header);
-  if (head.size() != header.data_offset) {
-    throw Error(ErrorCode::internal, "[append_safetensors] the header must have " + std::to_string(header.data_offset) +
-                                         " bytes as planned, but got " + std::to_string(head.size()));
-  }
+  const std::string head = encode_planned(header);
   output.append(std::as_bytes(std::span(head)));
-  std::vector<const TensorRecord*> order;
-  for (const TensorRecord& record : header.tensors) order.push_back(&record);
-  std::sort(order.begin(), order.end(), [](const TensorRecord* a, const TensorRecord* b) {
-    return std::pair(a->begin, a->end) < std::pair(b->begin, b->end);
-  });
-  for (const TensorRecord* record : order) {
-    std::optional<mx::array> keep;
-    output.append(contiguous_bytes(tensors.at(record->name), keep));
+  for (const TensorRecord* record : in_data_order(header)) {
+    for_each_run(with_long_runs(tensors.at(record->name)), [&](std::span<const std::byte> run) { output.append(run); });
   }
+}
+
+void overwrite_safetensors_header(WritableFile& output, const SafetensorsHeader& header) {
+  const std::string head = encode_planned(header);
+  output.overwrite(0, std::as_bytes(std::span(head)));
 }
 
 std::string serialize_safetensors(const Tensors& tensors, const Metadata& metadata) {

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
@@ -59,11 +60,15 @@ enum class ReadMode {
   memory_map,
 };
 
+// Called with the header and each tensor as soon as it is there, in the order of the data.
+using OnTensor = std::function<void(const SafetensorsHeader& header, const mlx::core::array& tensor)>;
+
 // Throws: as read_safetensors_header; unsupported for a dtype MLX has not (F8_*, named with its tensor) or an extent
 // beyond its int32; corrupt_data for a BOOL that is neither 0 nor 1.
-Safetensors read_safetensors(const std::filesystem::path& file, ReadMode mode = ReadMode::copy);
+Safetensors read_safetensors(const std::filesystem::path& file, ReadMode mode = ReadMode::copy,
+                             const OnTensor& on_tensor = {});
 
-// The bytes a file of this content has. Arrays are evaluated and made contiguous, one at a time.
+// The bytes a file of this content has. Arrays are evaluated, and made contiguous where they must be, one at a time.
 // Throws: invalid_argument (a name or metadata text that is not UTF-8, a tensor named "__metadata__").
 std::string serialize_safetensors(const std::map<std::string, mlx::core::array>& tensors,
                                   const std::map<std::string, std::string>& metadata);
@@ -78,6 +83,12 @@ SafetensorsHeader plan_safetensors(const std::map<std::string, mlx::core::array>
 // Throws: internal when the header no longer has the planned size; what the file throws.
 void append_safetensors(WritableFile& output, const SafetensorsHeader& header,
                         const std::map<std::string, mlx::core::array>& tensors);
+
+// Puts a header of the same size in the place of the one that append_safetensors wrote. Throws: as append_safetensors.
+void overwrite_safetensors_header(WritableFile& output, const SafetensorsHeader& header);
+
+// The header's records in the order of the data.
+std::vector<const TensorRecord*> in_data_order(const SafetensorsHeader& header);
 
 // Writes atomically (file_system.h) without a second copy of the data in memory.
 // Throws: what replace_file throws; nothing is left behind and the old file is untouched.

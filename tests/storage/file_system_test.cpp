@@ -60,6 +60,10 @@ class FailingFileSystem final : public FileSystem {
       owner_.step("append");
       file_->append(bytes);
     }
+    void overwrite(std::uint64_t offset, std::span<const std::byte> bytes) override {
+      owner_.step("overwrite");
+      file_->overwrite(offset, bytes);
+    }
     void sync() override {
       owner_.step("sync");
       file_->sync();
