@@ -30,9 +30,7 @@ bool can_view_memory() {
 
 std::shared_ptr<MemoryBlock> MemoryBlock::allocate(std::size_t size_bytes) {
   constexpr std::size_t kLargePage = std::size_t{2} << 20U;
-  constexpr std::size_t kBefore = 64;
-  const std::size_t used = size_bytes + kBefore;
-  const std::size_t mapped = used + kLargePage;  // room to begin at a large page
+  const std::size_t mapped = size_bytes + kLargePage;  // room to begin at a large page
   void* mapping = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapping == MAP_FAILED) {
     throw Error(ErrorCode::resource_exhausted, "[storage] no memory for " + std::to_string(size_bytes) + " bytes");
@@ -40,9 +38,9 @@ std::shared_ptr<MemoryBlock> MemoryBlock::allocate(std::size_t size_bytes) {
   const auto address = reinterpret_cast<std::uintptr_t>(mapping);
   auto* begin = static_cast<std::byte*>(mapping) + ((kLargePage - address % kLargePage) % kLargePage);
 #ifdef MADV_HUGEPAGE
-  ::madvise(begin, used, MADV_HUGEPAGE);  // a wish
+  ::madvise(begin, size_bytes, MADV_HUGEPAGE);  // a wish
 #endif
-  return std::shared_ptr<MemoryBlock>(new MemoryBlock(mapping, mapped, begin + kBefore));
+  return std::shared_ptr<MemoryBlock>(new MemoryBlock(mapping, mapped, begin));
 }
 
 MemoryBlock::~MemoryBlock() { ::munmap(mapping_, mapped_bytes_); }

@@ -23,7 +23,7 @@ mlx::core::array view_memory(std::byte* data, mlx::core::Shape shape, mlx::core:
 bool can_view_memory();
 
 // One block for many arrays, in large pages where the system has them: fewer faults while it is filled, fewer misses
-// when it is read. Zeroed, aligned to 64 bytes, with 64 more before the first. Throws: resource_exhausted.
+// when it is read. Zeroed and aligned to 64 bytes. Throws: resource_exhausted.
 class MemoryBlock {
  public:
   static std::shared_ptr<MemoryBlock> allocate(std::size_t size_bytes);

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "reprise/base/error.h"
+#include "reprise/base/sha256.h"
 #include "reprise/storage/gguf.h"
 #include "reprise/storage/gguf_blocks.h"
 #include "reprise/storage/gguf_metadata.h"
@@ -307,7 +308,12 @@ ModelFiles read_gguf_model(const std::filesystem::path& file,
     files.path = file;
     files.config_json = config_of(header, metadata, heads, conversions);
     files.tokenizer = tokenizer_of(metadata);
-    if (beside_weights) beside.emplace([&] { beside_weights(files.tokenizer); });
+    if (beside_weights) {
+      beside.emplace([&] {
+        beside_weights(files.tokenizer);
+        sha256_hex("");  // OpenSSL starts in milliseconds: now, and not when the fingerprint is made
+      });
+    }
     files.weights = convert_gguf_tensors(conversions, header.data_offset, mapping, beside.has_value());
   } catch (const Error& error) {
     throw Error(error.code(), std::string(error.what()) + " (in " + file.string() + ")");

@@ -119,15 +119,17 @@ class QuantizedTensor {
   std::int64_t num_rows() const { return num_rows_; }
   std::int64_t row_bytes() const { return num_columns_ / format_.block_items * format_.block_bytes; }
 
-  std::size_t size_bytes() const { return packed_bytes() + 2 * scales_bytes(); }
+  std::size_t size_bytes() const { return packed_bytes() + 2 * scales_bytes() + 3 * kBefore; }
 
   // Takes the next size_bytes() of `block`, or memory of MLX's own.
   void place(const std::shared_ptr<MemoryBlock>& block, std::size_t& offset) {
     const auto make = [&](const mx::Shape& shape, mx::Dtype dtype, std::size_t size_bytes) {
       if (!block || size_bytes == 0) return allocate_array(shape, dtype);
-      mx::array array = view_memory(block->data() + offset, shape, dtype, block);
-      offset += size_bytes;
-      return array;
+      std::byte* data = block->data() + offset + kBefore;
+      offset += kBefore + size_bytes;
+      // MLX asks there for the size of a buffer, and copies what seems to be a small part of a large one.
+      std::memcpy(data - sizeof(size_bytes), &size_bytes, sizeof(size_bytes));
+      return view_memory(data, shape, dtype, block);
     };
     const mx::Dtype scales_dtype = format_.needs_float_scales ? mx::float32 : mx::float16;
     packed_.emplace(make(packed_shape_, mx::uint32, packed_bytes()));
@@ -176,6 +178,8 @@ class QuantizedTensor {
   }
 
  private:
+  static constexpr std::size_t kBefore = 64;  // each array's, and keeps them aligned
+
   static std::size_t rounded(std::size_t size_bytes) { return (size_bytes + 63) / 64 * 64; }
 
   std::int64_t groups() const { return num_columns_ / kGroupSize; }
