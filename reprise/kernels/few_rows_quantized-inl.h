@@ -103,6 +103,9 @@ void multiply_one(const WeightView& weight, const Layout& layout, const std::uin
     to_floats(weight.element, weight.biases, n * groups, count * groups, biases);
     prefetch_next(weight, (n + count) * groups, at_once * groups);
     multiply_by_scales(scales, count, groups, row_scales);
+    // The last column's last vector may hold groups past its end: products of zeros, which stay zeros only times
+    // numbers.
+    std::fill_n(scales + count * groups, kMaxLanes, 0.0F);
     const Rows rows = rows_of(n, count, buffer);
     columns_times_row<kWidth>(layout, {rows.data, rows.stride, rows.bytes, scales, biases, count}, prepared,
                               out + (n - begin));

@@ -7,12 +7,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <new>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "reprise/kernels/scratch.h"
 #include "tests/kernels/weight_for_tests.h"
 
 namespace reprise::kernels::cpu {
@@ -45,8 +47,11 @@ std::vector<float> product(const WeightForTests& weight, const std::vector<float
   few_rows::prepare(form, num_rows, x.data(), cols, 0, num_rows, prepared.data());
   const std::size_t ldo = rows + 3;
   std::vector<float> out(static_cast<std::size_t>(num_rows) * ldo, -7.0F);
-  for (int n = 0; n < view.rows; n += task)
+  constexpr std::size_t kScratch = std::size_t{1} << 18;
+  for (int n = 0; n < view.rows; n += task) {
+    std::memset(scratch(kScratch), 0xff, kScratch);
     few_rows::multiply(view, num_rows, prepared.data(), n, std::min(view.rows, n + task), out.data() + n, ldo);
+  }
   std::vector<float> result;
   for (std::size_t m = 0; m < static_cast<std::size_t>(num_rows); ++m) {
     const float* row = out.data() + m * ldo;
