@@ -70,6 +70,7 @@ HWY_INLINE void score(const Source& source, const float* q, std::size_t vectors,
   const std::size_t features = vectors * kLanes;
   std::size_t j = 0;
   for (; j + 4 <= count; j += 4) {
+    for (std::size_t next = j; next < j + 4; ++next) source.ask(next, vectors);
     Four s0{zero, zero, zero, zero}, s1 = s0, s2 = s0, s3 = s0;
     for (std::size_t i = 0; i < vectors; ++i) {
       const VF k0 = source(j, i), k1 = source(j + 1, i), k2 = source(j + 2, i), k3 = source(j + 3, i);
@@ -128,7 +129,7 @@ HWY_INLINE void add_weighted(Four& sums, float weight, const Four& v) {
 // sums[r * features + …] += Σ_j weights[r * stride + j] · v_j for kRows rows, vectors [first, first + kVectors).
 template <std::size_t kRows, std::size_t kVectors, class Source>
 HWY_INLINE void accumulate(const Source& source, std::size_t first, const float* weights, std::size_t stride,
-                           std::size_t count, float* sums, std::size_t features) {
+                           std::size_t count, float* sums, std::size_t features, std::size_t vectors_of_row) {
   const VF zero = hn::Zero(F32());
   float* to = sums + first * kLanes;
   Four s0 = load_four(to, kVectors), s1 = s0, s2 = s0, s3 = s0;
@@ -136,6 +137,7 @@ HWY_INLINE void accumulate(const Source& source, std::size_t first, const float*
   if constexpr (kRows > 2) s2 = load_four(to + 2 * features, kVectors);
   if constexpr (kRows > 3) s3 = load_four(to + 3 * features, kVectors);
   for (std::size_t j = 0; j < count; ++j) {
+    if (first == 0) source.ask(j, vectors_of_row);
     Four v{source(j, first), zero, zero, zero};
     if constexpr (kVectors > 1) v.b = source(j, first + 1);
     if constexpr (kVectors > 2) v.c = source(j, first + 2);
@@ -213,9 +215,9 @@ struct AccumulateStep {
     float* to = sums + r * features;
     std::size_t i = 0;
     for (; i + kVectorsAtOnce <= vectors; i += kVectorsAtOnce) {
-      accumulate<kRows, kVectorsAtOnce>(source, i, w, stride, count, to, features);
+      accumulate<kRows, kVectorsAtOnce>(source, i, w, stride, count, to, features, vectors);
     }
-    for (; i < vectors; ++i) accumulate<kRows, 1>(source, i, w, stride, count, to, features);
+    for (; i < vectors; ++i) accumulate<kRows, 1>(source, i, w, stride, count, to, features, vectors);
   }
 };
 

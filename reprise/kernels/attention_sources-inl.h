@@ -7,9 +7,12 @@
 #define REPRISE_KERNELS_ATTENTION_SOURCES_INL_H_
 #endif
 
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 
 #include "reprise/kernels/attention_rows-inl.h"
 
@@ -19,6 +22,14 @@ namespace reprise::kernels::cpu::internal::HWY_NAMESPACE {
 // Columns whose scales are widened, or which are unpacked, at a time: they stay in the first-level cache.
 inline constexpr std::size_t kStep = 64;
 
+// Columns that are asked for ahead of use: a processor's own looking ahead ends where a page does.
+inline constexpr std::size_t kAhead = 24;
+
+HWY_INLINE void ask_for(const void* data, std::ptrdiff_t bytes_from_here, std::size_t bytes) {
+  const auto at = reinterpret_cast<std::uintptr_t>(data) + static_cast<std::uintptr_t>(bytes_from_here);
+  for (std::size_t i = 0; i < bytes; i += 64) hwy::Prefetch(reinterpret_cast<const char*>(at + i));
+}
+
 // Sources of stored rows: vector i of column j of the step.
 template <typename T>
 struct DenseSource {
@@ -26,6 +37,10 @@ struct DenseSource {
   std::ptrdiff_t stride;
   HWY_INLINE VF operator()(std::size_t j, std::size_t i) const {
     return load_floats(data + static_cast<std::ptrdiff_t>(j) * stride + i * kLanes);
+  }
+  HWY_INLINE void ask(std::size_t j, std::size_t vectors) const {
+    ask_for(data, static_cast<std::ptrdiff_t>(j + kAhead) * stride * static_cast<std::ptrdiff_t>(sizeof(T)),
+            vectors * kLanes * sizeof(T));
   }
 };
 
@@ -44,6 +59,7 @@ struct PackedSource {
     const VF q = kBits == 8 ? numbers8(row, i * kLanes) : numbers4(row, i * kLanes);
     return hn::MulAdd(hn::Set(d, scales[group]), q, hn::Set(d, biases[group]));
   }
+  HWY_INLINE void ask(std::size_t, std::size_t) const {}  // bound by unpacking: it made them slower
 };
 
 // Stored rows of one head, step by step, in the form that reads them fastest.
