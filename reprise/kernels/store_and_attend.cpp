@@ -270,9 +270,14 @@ class StoreAndAttend final : public mx::Primitive {
     return buffer.is_donatable() && buffer.flags().row_contiguous && buffer.size() == buffer.data_size();
   }
 
-  // Operations under way hold the memory that they use, so a buffer that seems shared may be free once they have
-  // ended. Waiting for them costs less than copying it.
+  // Operations under way hold the memory that they use. So a buffer that seems shared may be free once they have
+  // ended: waiting for them costs less than copying it. And MLX would otherwise allocate what a whole chunk of a prompt
+  // needs, all layers, before the first of them has run; with one layer at a time each reuses the memory of the last.
   void wait_for_buffers(const std::vector<mx::array>& inputs) {
+    if (inputs[0].nbytes() >= kManyBytes) {
+      mx::synchronize(stream());
+      return;
+    }
     for (std::size_t i = 3; i < 3 + plan_.num_tensors; ++i) {
       if (grows(inputs[i]) || is_free(inputs[i])) continue;
       mx::synchronize(stream());
@@ -307,6 +312,9 @@ class StoreAndAttend final : public mx::Primitive {
     }
     copies.push_back(copy);
   }
+
+  // Queries of one operation, beyond which waiting (some microseconds) is nothing beside its work.
+  static constexpr std::size_t kManyBytes = std::size_t{128} << 10;
 
   Plan plan_;
 };
