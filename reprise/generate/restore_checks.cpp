@@ -41,6 +41,34 @@ std::optional<CacheMisfit> unexpected_layer(const LanguageModel& model, const Pr
   return {};
 }
 
+std::vector<mx::Dtype> dtypes_of_numbers(const LayerCache& layer) {
+  std::vector<mx::array> arrays;
+  layer.state().collect_arrays(arrays);
+  std::vector<mx::Dtype> dtypes;
+  for (const mx::array& array : arrays) {
+    if (mx::issubdtype(array.dtype(), mx::floating)) dtypes.push_back(array.dtype());
+  }
+  return dtypes;
+}
+
+// The first layer that holds numbers of another dtype than this run's.
+std::optional<CacheMisfit> other_dtype(const LanguageModel& model, const PromptCache& cache,
+                                       const KVCacheOptions& options) {
+  // Nothing is evaluated: the graph of one step knows what is stored.
+  PromptCache fresh = make_prompt_cache(model, options.max_kv_size);
+  model.forward(mx::array({0}, {1, 1}, mx::int32), fresh);
+  for (std::size_t i = 0; i < cache.size(); ++i) {
+    const auto own = dtypes_of_numbers(fresh[i]);
+    for (const mx::Dtype held : dtypes_of_numbers(cache[i])) {
+      if (own.empty() || std::find(own.begin(), own.end(), held) != own.end()) continue;
+      return CacheMisfit{"holds " + name_of(held) + ", but this run keeps " + name_of(own.front()) + " (kv_dtype " +
+                             name_of(held) + " fits)",
+                         true};
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 std::optional<CacheMisfit> misfit(const LoadedModel& model, const RecordedCache& cache, const KVCacheOptions& options) {
@@ -54,15 +82,8 @@ std::optional<CacheMisfit> misfit(const LoadedModel& model, const RecordedCache&
     check_prompt_cache(cache.cache, static_cast<int>(cache.tokens.size()));
     // A step on a fork finds shapes that are another model's while its graph is built.
     PromptCache probe = cache.cache.fork();
-    const mx::Dtype computed = model.model->forward(mx::array({0}, {1, 1}, mx::int32), probe).dtype();
-    std::vector<mx::array> arrays;
-    for (std::size_t i = 0; i < cache.cache.size(); ++i) cache.cache[i].state().collect_arrays(arrays);
-    for (const mx::array& array : arrays) {
-      if (mx::issubdtype(array.dtype(), mx::floating) && array.dtype() != computed) {
-        return CacheMisfit{
-            "was computed in " + name_of(array.dtype()) + ", but this run computes in " + name_of(computed), true};
-      }
-    }
+    model.model->forward(mx::array({0}, {1, 1}, mx::int32), probe);
+    if (auto problem = other_dtype(*model.model, cache.cache, options)) return problem;
     plan_kv_cache(*model.model, cache.cache, options);
   } catch (const std::exception& error) {
     return CacheMisfit{std::string("does not fit its model: ") + error.what()};

@@ -13,7 +13,7 @@ namespace reprise::internal {
 
 struct CacheMisfit {
   std::string what;
-  bool other_dtype = false;  // the file is sound, but was computed in another dtype
+  bool other_dtype = false;  // the file is sound, but keeps its rows in another dtype
 };
 
 // Layers, classes (those that `options` give rise to), shapes, dtype, record. Returns: what is wrong, or none. Cost:

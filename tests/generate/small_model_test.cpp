@@ -80,7 +80,8 @@ TEST_F(SmallModelTest, TheSecondTurnReusesTheFirstAndEqualsAColdRun) {
   PromptCache fresh = shared->model->make_cache();
   const auto got = last_logits({record.back()}, warm);
   const auto want = last_logits(record, fresh);
-  EXPECT_LT(mx::max(mx::abs(mx::subtract(got, want))).item<float>() / mx::max(mx::abs(want)).item<float>(), 1e-4f);
+  // One row and many are multiplied by kernels of their own, and float16 rows may fall to the other side.
+  EXPECT_LT(mx::max(mx::abs(mx::subtract(got, want))).item<float>() / mx::max(mx::abs(want)).item<float>(), 2e-3f);
 }
 
 TEST_F(SmallModelTest, X9LoadGenerateSaveAndRestoreOnFourThreads) {
