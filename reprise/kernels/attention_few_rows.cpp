@@ -221,13 +221,13 @@ struct AccumulateStep {
   }
 };
 
-// Scores of one row → weights in place. `count` is a multiple of kAlignFloats.
+// Scores of one row → weights in place. `count` is a multiple of kAlignFloats, also 0.
 HWY_INLINE void softmax(float* scores, std::size_t count, float* top_out, float* total_out) {
   const F32 d;
-  VF highest = hn::Load(d, scores);
-  for (std::size_t j = kLanes; j < count; j += kLanes) highest = hn::Max(highest, hn::Load(d, scores + j));
-  // Finite also where every column is out of the row's range, so that its weights are 0.
-  const VF top = hn::Max(hn::MaxOfLanes(d, highest), hn::Set(d, std::numeric_limits<float>::lowest()));
+  // Finite also where no column is in the row's range, so that weights are 0.
+  VF highest = hn::Set(d, std::numeric_limits<float>::lowest());
+  for (std::size_t j = 0; j < count; j += kLanes) highest = hn::Max(highest, hn::Load(d, scores + j));
+  const VF top = hn::MaxOfLanes(d, highest);
   VF total = hn::Zero(d);
   for (std::size_t j = 0; j < count; j += kLanes) {
     const VF weight = exp2_of_nonpositive(hn::Sub(hn::Load(d, scores + j), top));

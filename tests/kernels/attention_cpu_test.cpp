@@ -370,6 +370,18 @@ TEST(AttentionCpu, AQueryOfMaskedColumnsGivesTheMeanAndOneWithoutColumnsZeros) {
   }
 }
 
+TEST(AttentionCpu, AQueryWithoutColumnsReadsNoScoreOfAnEarlierCall) {
+  Problem wide({.L = 2, .S = 500, .D = 64, .Dv = 64});
+  std::fill(wide.queries.begin(), wide.queries.end(), std::numeric_limits<float>::infinity());
+  Problem narrow({.L = 2, .S = 500, .D = 16, .Dv = 16});
+  const std::int32_t start = 500;
+  narrow.args.row_starts = &start;
+  with_each_target([&] {
+    wide.attend(1);
+    for (float x : narrow.attend(1)) ASSERT_EQ(x, 0.0f);
+  });
+}
+
 TEST(AttentionCpu, SinksTakeTheirShare) {
   const std::vector<float> sinks = {-20.0f, 0.5f, 2.0f, 30.0f};
   for (const int L : {1, 20}) {
