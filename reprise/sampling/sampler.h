@@ -30,8 +30,8 @@ struct SampledTokens {
 // +infinity, nothing but -infinity). Only builds the graph. Throws: invalid_argument for V = 0.
 using LogitsSampler = std::function<SampledTokens(const mlx::core::array& logits)>;
 
-// What make_sampler's Sampler does with the logits' log-softmax, as one operation on a CPU. For a seed both draw the same
-// tokens, but where a number falls within rounding of the border between two.
+// What make_sampler's Sampler does with the logits' log-softmax, as one operation on a CPU. For a seed both draw the
+// same tokens, but where a number falls within rounding of the border between two.
 LogitsSampler make_logits_sampler(const SamplingParams& params, std::uint64_t num_draws = 0);
 
 // One change of the logits before sampling.

@@ -87,8 +87,8 @@ PromptCache filled(int layers, int length) {
 }
 
 TEST(PromptCacheFile, P6AFailedSaveLeavesTheOldFileAndNoTemporary) {
-  for (const Fault fault : {Fault::create, Fault::append, Fault::damage, Fault::overwrite, Fault::sync, Fault::close,
-                            Fault::rename}) {
+  for (const Fault fault :
+       {Fault::create, Fault::append, Fault::damage, Fault::overwrite, Fault::sync, Fault::close, Fault::rename}) {
     for (const PromptCacheLayout layout : {PromptCacheLayout::current, PromptCacheLayout::legacy}) {
       // Only a digest is written afterwards.
       if (fault == Fault::overwrite && layout == PromptCacheLayout::legacy) continue;
