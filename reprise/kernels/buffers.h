@@ -1,5 +1,4 @@
-// Memory for the time of one operation, kept by each thread for the next. Private to `kernels`. Kernels inside one
-// product or one attention use scratch.h.
+// Memory for the time of one operation, kept by each thread for the next. Private to `kernels`.
 // Threads: every thread has its own.
 #pragma once
 
@@ -8,7 +7,7 @@
 namespace reprise::kernels::cpu {
 
 // Who uses it: one operation holds several at once.
-enum class Buffer { input, residual, output, normed, prepared, hidden, gate, up, count_ };
+enum class Buffer { input, residual, output, normed, prepared, hidden, gate, up, product, count_ };
 
 // At least `bytes`, aligned to 64; what was in it is undefined. Valid until this thread asks for the same one again.
 // Throws: bad_alloc.
