@@ -141,6 +141,37 @@ std::vector<std::string> Config::get_strings(const std::string& key) const {
   return strings;
 }
 
+std::vector<int> Config::get_ints(const std::string& key) const { return numbers_of<int>(document_->json, key); }
+std::vector<float> Config::get_floats(const std::string& key) const { return numbers_of<float>(document_->json, key); }
+
+std::vector<bool> Config::get_bools(const std::string& key) const {
+  const Json* value = find(document_->json, key);
+  if (value == nullptr) return {};
+  if (!value->is_array()) wrong_type(key, "a list of true and false", *value);
+  std::vector<bool> flags;
+  for (const Json& item : *value) {
+    // Some configs write 0 and 1.
+    if (!item.is_boolean() && !item.is_number_integer()) wrong_type(key, "a list of true and false", *value);
+    flags.push_back(item.is_boolean() ? item.get<bool>() : item.get<int>() != 0);
+  }
+  return flags;
+}
+
+Config Config::require_object(const std::string& key) const {
+  auto object = get_object(key);
+  if (!object) corrupt("'" + key + "' is missing");
+  return *object;
+}
+
+std::optional<Config> Config::get_object(const std::string& key) const {
+  const Json* value = find(document_->json, key);
+  if (value == nullptr) return {};
+  if (!value->is_object()) wrong_type(key, "an object", *value);
+  return Config(std::make_shared<const Document>(Document{*value}));
+}
+
+bool Config::has(const std::string& key) const { return find(document_->json, key) != nullptr; }
+
 RopeOptions Config::rope(int dims) const {
   const Json& json = document_->json;
   RopeOptions options{.dims = dims, .traditional = get_bool("rope_traditional").value_or(false)};

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "reprise/nn/rope.h"
@@ -37,6 +38,14 @@ class Config {
   std::optional<bool> get_bool(const std::string& key) const;
   std::optional<std::string> get_string(const std::string& key) const;
   std::vector<std::string> get_strings(const std::string& key) const;
+  std::vector<int> get_ints(const std::string& key) const;
+  std::vector<float> get_floats(const std::string& key) const;
+  std::vector<bool> get_bools(const std::string& key) const;
+
+  // A member that must be there and is an object ("text_config"), or none where it may be absent.
+  Config require_object(const std::string& key) const;
+  std::optional<Config> get_object(const std::string& key) const;
+  bool has(const std::string& key) const;  // present and not null
 
   // From `rope_theta`, `rope_scaling`, `rope_traditional`, `max_position_embeddings`, or the newer `rope_parameters`.
   RopeOptions rope(int dims) const;
@@ -46,6 +55,7 @@ class Config {
 
  private:
   struct Document;
+  explicit Config(std::shared_ptr<const Document> document) : document_(std::move(document)) {}
   std::shared_ptr<const Document> document_;
 };
 

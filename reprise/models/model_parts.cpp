@@ -1,6 +1,7 @@
 #include "reprise/models/model_parts.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <string>
 
@@ -24,7 +25,7 @@ bool in_vocabulary(const mx::array& tokens, int vocab_size) {
 
 }  // namespace
 
-void check_forward(const mx::array& tokens, const PromptCache& cache, std::size_t num_layers, int vocab_size) {
+void check_tokens(const mx::array& tokens, int vocab_size) {
   if (tokens.ndim() != 2 || tokens.shape(0) < 1 || tokens.shape(1) < 1 ||
       !mx::issubdtype(tokens.dtype(), mx::integer)) {
     throw Error(ErrorCode::invalid_argument,
@@ -36,17 +37,53 @@ void check_forward(const mx::array& tokens, const PromptCache& cache, std::size_
     throw Error(ErrorCode::invalid_argument,
                 "[LanguageModel::forward] token ids must lie in [0, " + std::to_string(vocab_size) + ")");
   }
-  if (cache.size() != num_layers) {
-    throw Error(ErrorCode::invalid_argument, "[LanguageModel::forward] the cache must have " +
-                                                 std::to_string(num_layers) + " layers, but got " +
-                                                 std::to_string(cache.size()));
+}
+
+float norm_eps(const Config& config, const std::string& key, float otherwise) {
+  const float eps = config.get_float(key).value_or(otherwise);
+  if (!(eps > 0.0f && std::isfinite(eps))) {
+    throw Error(ErrorCode::corrupt_data, "[make_model] " + key + " must be positive");
   }
-  for (std::size_t i = 0; i < num_layers; ++i) {
-    if (dynamic_cast<const AttentionCache*>(&cache[i]) == nullptr) {
-      throw Error(ErrorCode::invalid_argument, "[LanguageModel::forward] layer " + std::to_string(i) +
-                                                   " needs an attention cache, but got " + cache[i].class_name());
+  return eps;
+}
+
+void require_activation(const Config& config, const std::string& key, const std::vector<std::string>& known) {
+  const auto name = config.get_string(key);
+  if (!name || std::find(known.begin(), known.end(), *name) != known.end()) return;
+  std::string names;
+  for (const std::string& one : known) names += (names.empty() ? "" : " or ") + one;
+  throw Error(ErrorCode::unsupported, "[make_model] " + key + " must be " + names + ", but got '" + *name + "'");
+}
+
+std::vector<LayerKind> attention_kinds(const Config& config) {
+  const auto layers = static_cast<std::size_t>(config.require_positive_int("num_hidden_layers"));
+  const std::vector<std::string> types = config.get_strings("layer_types");
+  if (types.empty()) return std::vector<LayerKind>(layers, FullAttention{});
+  if (types.size() != layers) {
+    throw Error(ErrorCode::corrupt_data, "[make_model] layer_types must name " + std::to_string(layers) +
+                                             " layers, but got " + std::to_string(types.size()));
+  }
+  std::vector<LayerKind> kinds;
+  for (const std::string& type : types) {
+    if (type == "full_attention") {
+      kinds.emplace_back(FullAttention{});
+    } else if (type == "sliding_attention") {
+      kinds.emplace_back(SlidingAttention{config.require_positive_int("sliding_window")});
+    } else {
+      throw Error(ErrorCode::unsupported, "[make_model] layers of type '" + type + "' are not supported");
     }
   }
+  return kinds;
+}
+
+GatedMlp take_gated_mlp(WeightReader& weights, const std::string& path, int hidden_size, int size, bool bias) {
+  return {.gate_proj = weights.take_linear(path + ".gate_proj", size, hidden_size, bias),
+          .up_proj = weights.take_linear(path + ".up_proj", size, hidden_size, bias),
+          .down_proj = weights.take_linear(path + ".down_proj", hidden_size, size, bias)};
+}
+
+void drop_rotary_buffers(WeightReader& weights) {
+  weights.drop([](const std::string& name) { return name.ends_with("rotary_emb.inv_freq"); });
 }
 
 namespace {
@@ -85,6 +122,9 @@ std::optional<RopeScaling> with_freq_factors(const RopeOptions& rope, WeightRead
 }
 
 ModelInfo model_info(const Config& config, const WeightReader& weights) {
+  if (config.get_int("max_position_embeddings").value_or(1) < 1) {
+    throw Error(ErrorCode::corrupt_data, "[make_model] max_position_embeddings must be positive");
+  }
   return {.model_type = config.require_string("model_type"),
           .num_hidden_layers = config.require_positive_int("num_hidden_layers"),
           .vocab_size = config.require_positive_int("vocab_size"),

@@ -2,18 +2,38 @@
 #pragma once
 
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "mlx/array.h"
 #include "reprise/models/config.h"
+#include "reprise/models/decoder.h"
 #include "reprise/models/language_model.h"
 #include "reprise/models/weight_reader.h"
+#include "reprise/nn/mlp.h"
 #include "reprise/nn/rope.h"
 
 namespace reprise::internal {
 
-// Before a forward changes anything. Throws: invalid_argument for tokens that are not int [B, L] with L ≥ 1, evaluated
-// ids outside [0, V), or a cache of another number of layers or kinds.
-void check_forward(const mlx::core::array& tokens, const PromptCache& cache, std::size_t num_layers, int vocab_size);
+// Before a forward changes anything. Throws: invalid_argument for tokens that are not int [B, L] with L ≥ 1, or
+// evaluated ids outside [0, V).
+void check_tokens(const mlx::core::array& tokens, int vocab_size);
+
+// "rms_norm_eps" or another key; `otherwise` when it is absent. Throws: corrupt_data unless positive and finite.
+float norm_eps(const Config& config, const std::string& key = "rms_norm_eps", float otherwise = 1e-6f);
+
+// Throws: unsupported when `key` is there and names none of `known`.
+void require_activation(const Config& config, const std::string& key, const std::vector<std::string>& known);
+
+// From layer_types, "full_attention" or "sliding_attention" each, with sliding_window; none: all are full.
+// Throws: corrupt_data for another number of layers or no window, unsupported for another type.
+std::vector<LayerKind> attention_kinds(const Config& config);
+
+// `path`.gate_proj, .up_proj, .down_proj. `size`: F.
+GatedMlp take_gated_mlp(WeightReader& weights, const std::string& path, int hidden_size, int size, bool bias = false);
+
+// Drops what old checkpoints carry and nobody reads: "….rotary_emb.inv_freq".
+void drop_rotary_buffers(WeightReader& weights);
 
 // The dtype of `options`, or what it leaves open. Throws: invalid_argument for one that is not float32, float16 or
 // bfloat16.

@@ -4,9 +4,9 @@
 #include <string_view>
 
 #include "reprise/base/error.h"
+#include "reprise/models/architectures.h"
 #include "reprise/models/config.h"
 #include "reprise/models/language_model.h"
-#include "reprise/models/llama.h"
 
 namespace reprise {
 namespace {

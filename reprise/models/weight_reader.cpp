@@ -1,7 +1,9 @@
 #include "reprise/models/weight_reader.h"
 
 #include <cstdint>
+#include <numeric>
 #include <utility>
+#include <variant>
 
 #include "mlx/device.h"
 #include "mlx/ops.h"
@@ -87,24 +89,31 @@ QuantizationSpec WeightReader::spec_of(const std::string& path, int in) const {
   const auto packed = weights_.find(path + ".weight");
   if (packed == weights_.end()) corrupt("weight '" + path + ".weight' is missing");
   const mx::array& scales = weights_.at(path + ".scales");
-  if (packed->second.ndim() != 2 || scales.ndim() != 2 || scales.shape(1) < 1) {
+  if (packed->second.ndim() < 2 || scales.ndim() != packed->second.ndim() || scales.shape(-1) < 1) {
     corrupt("weight '" + path + "' must be a matrix, but got " + text(packed->second.shape()));
   }
-  const std::int64_t packed_bits = std::int64_t{packed->second.shape(1)} * 32;
-  return {in / scales.shape(1), static_cast<int>(packed_bits / in)};
+  const std::int64_t packed_bits = std::int64_t{packed->second.shape(-1)} * 32;
+  return {in / scales.shape(-1), static_cast<int>(packed_bits / in)};
 }
 
-Weight WeightReader::take_weight(const std::string& path, int out, int in) {
-  const std::size_t size = static_cast<std::size_t>(out) * static_cast<std::size_t>(in);
+Weight WeightReader::take_stored_weight(const std::string& path, mx::Shape front, int out, int in) {
+  std::size_t size = static_cast<std::size_t>(out) * static_cast<std::size_t>(in);
+  for (const int extent : front) size *= static_cast<std::size_t>(extent);
+  const auto shape = [&](int columns) {
+    mx::Shape all = front;
+    all.push_back(out);
+    all.push_back(columns);
+    return all;
+  };
   if (!has(path + ".scales")) {
     matrices_["not quantised"] += size;
-    return take_dense(path + ".weight", {out, in});
+    return take_dense(path + ".weight", shape(in));
   }
   const QuantizationSpec spec = spec_of(path, in);
   check_spec(path, spec, in);
-  mx::array packed = take_as_stored(path + ".weight", {out, in * spec.bits / 32});
+  mx::array packed = take_as_stored(path + ".weight", shape(in * spec.bits / 32));
   if (packed.dtype() != mx::uint32) corrupt("weight '" + path + ".weight' must be uint32, being quantised");
-  const mx::Shape groups = {out, in / spec.group_size};
+  const mx::Shape groups = shape(in / spec.group_size);
   mx::array scales = take_as_stored(path + ".scales", groups);
   mx::array biases = take_as_stored(path + ".biases", groups);
   if (!is_float(scales.dtype()) || !is_float(biases.dtype()))
@@ -113,6 +122,31 @@ Weight WeightReader::take_weight(const std::string& path, int out, int in) {
   matrices_[std::to_string(spec.bits) + "-bit, groups of " + std::to_string(spec.group_size)] += size;
   return QuantizedWeight{keep(std::move(packed)), keep(std::move(scales)), keep(std::move(biases)), spec.group_size,
                          spec.bits};
+}
+
+Weight WeightReader::take_weight(const std::string& path, int out, int in) {
+  return take_stored_weight(path, {}, out, in);
+}
+
+SwitchLinear WeightReader::take_switch_linear(const std::string& path, int experts, int out, int in, bool bias) {
+  Weight weight = take_stored_weight(path, {experts}, out, in);
+  if (!bias) return SwitchLinear(std::move(weight));
+  return SwitchLinear(std::move(weight), take(path + ".bias", {experts, out}));
+}
+
+SwitchGlu WeightReader::take_switch_glu(const std::string& path, int experts, int hidden_size, int size) {
+  return {.gate_proj = take_switch_linear(path + ".gate_proj", experts, size, hidden_size),
+          .up_proj = take_switch_linear(path + ".up_proj", experts, size, hidden_size),
+          .down_proj = take_switch_linear(path + ".down_proj", experts, hidden_size, size)};
+}
+
+void WeightReader::stack_experts(int experts, const std::function<std::string(int)>& path, const std::string& to) {
+  for (const char* part : {".weight", ".scales", ".biases", ".bias"}) {
+    if (!has(path(0) + part)) continue;
+    std::vector<mx::array> stacked;
+    for (int expert = 0; expert < experts; ++expert) stacked.push_back(release(path(expert) + part));
+    put(to + part, mx::stack(stacked));
+  }
 }
 
 Linear WeightReader::take_linear(const std::string& path, int out, int in, bool bias) {
@@ -125,8 +159,80 @@ Embedding WeightReader::take_embedding(const std::string& path, int vocab_size, 
   return Embedding(take_weight(path, vocab_size, hidden_size), dtype_);
 }
 
-RmsNorm WeightReader::take_rms_norm(const std::string& path, int size, float eps) {
-  return RmsNorm(take(path + ".weight", {size}), eps);
+namespace {
+
+mx::array rows_of(const mx::array& matrix, int first, int count) {
+  mx::Shape start(matrix.ndim(), 0);
+  mx::Shape stop = matrix.shape();
+  start[0] = first;
+  stop[0] = first + count;
+  return mx::slice(matrix, start, stop);
+}
+
+Weight rows_of(const Weight& weight, int first, int count) {
+  if (const auto* dense = std::get_if<DenseWeight>(&weight)) return rows_of(*dense, first, count);
+  const auto& q = std::get<QuantizedWeight>(weight);
+  return QuantizedWeight{rows_of(q.packed, first, count), rows_of(q.scales, first, count),
+                         rows_of(q.biases, first, count), q.group_size, q.bits};
+}
+
+}  // namespace
+
+std::vector<Linear> WeightReader::take_linears(const std::string& path, const std::vector<int>& outs, int in,
+                                               bool bias) {
+  const int out = std::accumulate(outs.begin(), outs.end(), 0);
+  const Weight weight = take_weight(path, out, in);
+  std::optional<mx::array> biases;
+  if (bias) biases = take(path + ".bias", {out});
+  std::vector<Linear> layers;
+  int first = 0;
+  for (const int rows : outs) {
+    std::optional<mx::array> own;
+    if (biases) own = rows_of(*biases, first, rows);
+    layers.emplace_back(rows_of(weight, first, rows), std::move(own));
+    first += rows;
+  }
+  return layers;
+}
+
+RmsNorm WeightReader::take_rms_norm(const std::string& path, int size, float eps, float plus) {
+  if (plus == 0.0f) return RmsNorm(take(path + ".weight", {size}), eps);
+  mx::array weight = mx::add(mx::astype(take_float(path + ".weight", {size}), mx::float32), mx::array(plus));
+  return RmsNorm(keep(mx::astype(weight, dtype_)), eps);
+}
+
+LayerNorm WeightReader::take_layer_norm(const std::string& path, int size, float eps) {
+  mx::array weight = take(path + ".weight", {size});
+  std::optional<mx::array> bias;
+  if (has(path + ".bias")) bias = take(path + ".bias", {size});
+  return LayerNorm(std::move(weight), std::move(bias), eps);
+}
+
+void WeightReader::rename(const std::function<std::string(const std::string&)>& new_name) {
+  WeightMap renamed;
+  for (auto& [name, weight] : weights_) {
+    const std::string to = new_name(name);
+    if (!renamed.emplace(to, std::move(weight)).second) corrupt("two weights are named '" + to + "'");
+  }
+  weights_ = std::move(renamed);
+}
+
+mx::array WeightReader::release(const std::string& name) {
+  const auto found = weights_.find(name);
+  if (found == weights_.end()) corrupt("weight '" + name + "' is missing");
+  mx::array weight = std::move(found->second);
+  weights_.erase(found);
+  return weight;
+}
+
+void WeightReader::put(const std::string& name, mx::array weight) {
+  weights_.insert_or_assign(name, std::move(weight));
+}
+
+std::vector<std::string> WeightReader::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, weight] : weights_) names.push_back(name);
+  return names;
 }
 
 std::string WeightReader::describe_quantization() const {

@@ -11,6 +11,7 @@
 #include "mlx/dtype.h"
 #include "reprise/models/config.h"
 #include "reprise/nn/linear.h"
+#include "reprise/nn/moe.h"
 #include "reprise/nn/norms.h"
 #include "reprise/storage/model_files.h"
 
@@ -25,13 +26,32 @@ class WeightReader {
   // Removes the tensors for which `useless` holds: what checkpoints carry and nobody reads.
   void drop(const std::function<bool(const std::string& name)>& useless);
 
+  // Original checkpoints are brought to mlx-lm's names and layouts with these three, before anything is taken.
+  void rename(const std::function<std::string(const std::string& name)>& new_name);
+  // Removes a tensor and hands it out, unchecked. Throws: corrupt_data when it is missing.
+  mlx::core::array release(const std::string& name);
+  void put(const std::string& name, mlx::core::array weight);
+  std::vector<std::string> names() const;  // of what is left, sorted
+
   // Each throws corrupt_data, naming the tensor, when it is missing or has another shape or dtype.
   mlx::core::array take(const std::string& name, const mlx::core::Shape& shape);
   // `path`.weight, with `path`.scales and .biases when it is quantised.
   Weight take_weight(const std::string& path, int out, int in);
   Linear take_linear(const std::string& path, int out, int in, bool bias);
+  // One stored matrix of several maps, `outs` rows each ("qkv_proj"), as those maps.
+  std::vector<Linear> take_linears(const std::string& path, const std::vector<int>& outs, int in, bool bias);
+  // Experts stacked as mlx-lm stores them: `path`.weight [experts, out, in], .bias [experts, out].
+  SwitchLinear take_switch_linear(const std::string& path, int experts, int out, int in, bool bias = false);
+  // `path`.gate_proj, .up_proj, .down_proj. `size`: F.
+  SwitchGlu take_switch_glu(const std::string& path, int experts, int hidden_size, int size);
+  // Per-expert matrices `path(expert)`.weight, .scales, .biases, .bias, as far as they are there, become `to`.weight,
+  // ….
+  void stack_experts(int experts, const std::function<std::string(int expert)>& path, const std::string& to);
   Embedding take_embedding(const std::string& path, int vocab_size, int hidden_size);
-  RmsNorm take_rms_norm(const std::string& path, int size, float eps);
+  // `plus`: what the norm adds to its stored weight (Gemma: 1).
+  RmsNorm take_rms_norm(const std::string& path, int size, float eps, float plus = 0.0f);
+  // With a bias if one is stored.
+  LayerNorm take_layer_norm(const std::string& path, int size, float eps);
 
   // Evaluates everything that was taken, so that any thread may use it.
   // Throws: corrupt_data, naming a tensor that nobody took.
@@ -44,6 +64,8 @@ class WeightReader {
   std::string describe_quantization() const;
 
  private:
+  // `front`: axes before [out, in].
+  Weight take_stored_weight(const std::string& path, mlx::core::Shape front, int out, int in);
   QuantizationSpec spec_of(const std::string& path, int in) const;
   mlx::core::array take_as_stored(const std::string& name, const mlx::core::Shape& shape);
   mlx::core::array take_float(const std::string& name, const mlx::core::Shape& shape);

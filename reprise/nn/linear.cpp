@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <utility>
+#include <variant>
 
 #include "reprise/kernels/linear.h"
 
@@ -18,12 +19,24 @@ mx::array Linear::add_to(const mx::array& residual, const mx::array& x) const {
   return kernels::linear_add(x, map_, residual);
 }
 
-std::vector<mx::array> project(const mx::array& x, const RmsNorm& norm,
-                               std::initializer_list<std::reference_wrapper<const Linear>> layers) {
+namespace {
+
+std::vector<AffineMapPtr> maps_of(const LinearRefs& layers) {
   std::vector<AffineMapPtr> maps;
   maps.reserve(layers.size());
   for (const Linear& layer : layers) maps.push_back(layer.map());
-  return kernels::linear(x, maps, norm.params());
+  return maps;
+}
+
+}  // namespace
+
+std::vector<mx::array> project(const mx::array& x, const LinearRefs& layers) {
+  return kernels::linear(x, maps_of(layers));
+}
+
+std::vector<mx::array> project(const mx::array& x, const Norm& norm, const LinearRefs& layers) {
+  if (const auto* rms = std::get_if<RmsNorm>(&norm)) return kernels::linear(x, maps_of(layers), rms->params());
+  return project(apply(norm, x), layers);
 }
 
 Embedding::Embedding(Weight weight, mx::Dtype dtype) : head_(std::move(weight)), dtype_(dtype) {}

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <functional>
-#include <initializer_list>
 #include <optional>
 #include <vector>
 
@@ -31,9 +30,13 @@ class Linear {
   AffineMapPtr map_;
 };
 
-// layer(norm(x)) for each of several layers, as one operation that reads x once.
-std::vector<mlx::core::array> project(const mlx::core::array& x, const RmsNorm& norm,
-                                      std::initializer_list<std::reference_wrapper<const Linear>> layers);
+using LinearRefs = std::vector<std::reference_wrapper<const Linear>>;
+
+// layer(norm(x)) for each of several layers, in their order, reading x once; one operation unless it is a LayerNorm.
+std::vector<mlx::core::array> project(const mlx::core::array& x, const Norm& norm, const LinearRefs& layers);
+
+// layer(x) for each of several layers, as one operation.
+std::vector<mlx::core::array> project(const mlx::core::array& x, const LinearRefs& layers);
 
 class Embedding {
  public:

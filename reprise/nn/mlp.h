@@ -3,6 +3,7 @@
 #pragma once
 
 #include "mlx/array.h"
+#include "reprise/kernels/linear.h"
 #include "reprise/nn/linear.h"
 #include "reprise/nn/norms.h"
 
@@ -11,11 +12,17 @@ namespace reprise {
 // silu(gate) · up (Shazeer, https://arxiv.org/abs/2002.05202). Both [..., F] → [..., F].
 mlx::core::array swiglu(const mlx::core::array& gate, const mlx::core::array& up);
 
-// down(silu(gate(x)) · up(x)): the gated feed-forward block of the Llama family.
+using GateActivation = kernels::GateActivation;
+
+// activation(gate) · up. Both [..., F] → [..., F].
+mlx::core::array gated(const mlx::core::array& gate, const mlx::core::array& up, GateActivation activation);
+
+// down(activation(gate(x)) · up(x)): the gated feed-forward block of the Llama family.
 struct GatedMlp {
   Linear gate_proj;
   Linear up_proj;
   Linear down_proj;
+  GateActivation activation = GateActivation::silu;
 
   // x [..., E] → [..., E].
   mlx::core::array operator()(const mlx::core::array& x) const;

@@ -2,9 +2,12 @@
 // Threads: immutable after construction.
 #pragma once
 
+#include <optional>
 #include <utility>
+#include <variant>
 
 #include "mlx/array.h"
+#include "mlx/fast.h"
 #include "reprise/kernels/linear.h"
 
 namespace reprise {
@@ -23,5 +26,29 @@ class RmsNorm {
  private:
   kernels::RmsNormParams params_;
 };
+
+// Norm by mean and variance over the last axis (Ba et al., https://arxiv.org/abs/1607.06450).
+class LayerNorm {
+ public:
+  // weight, bias [E]; without either there is no such factor or term.
+  LayerNorm(std::optional<mlx::core::array> weight, std::optional<mlx::core::array> bias, float eps)
+      : weight_(std::move(weight)), bias_(std::move(bias)), eps_(eps) {}
+
+  // x [..., E] → the same shape and dtype.
+  mlx::core::array operator()(const mlx::core::array& x) const {
+    return mlx::core::fast::layer_norm(x, weight_, bias_, eps_);
+  }
+
+ private:
+  std::optional<mlx::core::array> weight_;
+  std::optional<mlx::core::array> bias_;
+  float eps_;
+};
+
+using Norm = std::variant<RmsNorm, LayerNorm>;
+
+inline mlx::core::array apply(const Norm& norm, const mlx::core::array& x) {
+  return std::visit([&](const auto& layer) { return layer(x); }, norm);
+}
 
 }  // namespace reprise

@@ -1,5 +1,4 @@
-// The Llama family: Llama 2 and 3.x, SmolLM2, Mistral, with sliding windows where the config names them. Private to
-// `models`. Grattafiori et al., https://arxiv.org/abs/2407.21783.
+// The loaders of all architectures, one line each. Private to `models`.
 #pragma once
 
 #include <memory>
@@ -8,7 +7,7 @@
 
 namespace reprise::internal {
 
-// Throws: as make_model.
+// Each: throws as make_model.
 std::unique_ptr<LanguageModel> make_llama(const ModelFiles& files, const ModelOptions& options);
 
 }  // namespace reprise::internal

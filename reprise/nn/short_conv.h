@@ -1,0 +1,31 @@
+// The short depthwise convolution of recurrent layers, which carries its last inputs from chunk to chunk.
+// Threads: free functions; results are unevaluated arrays of the calling thread.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "mlx/array.h"
+#include "reprise/nn/keys_values.h"
+
+namespace reprise {
+
+// Which columns of a padded batch hold tokens.
+struct RealColumns {
+  Mask mask = NoMask{};  // bool [B, L], false: padding; NoMask: all are real
+  // Of right-padded rows: real columns from the first of the L on; may be more than L, or negative.
+  std::optional<std::vector<int>> lengths = {};
+};
+
+struct ShortConvResult {
+  mlx::core::array output;  // [B, L, C]
+  mlx::core::array state;   // [B, K - 1, C]: each row's last real inputs, for the next chunk
+};
+
+// output[t] = bias + Σ_k weight[:, k] · input[t - K + 1 + k], over the state's K - 1 inputs and then x, paddings read
+// as 0. x [B, L, C]; state none: zeros; weight [C, K]; bias [C]. Throws: invalid_argument for shapes that do not fit.
+ShortConvResult short_conv(const mlx::core::array& x, const std::optional<mlx::core::array>& state,
+                           const mlx::core::array& weight, const std::optional<mlx::core::array>& bias,
+                           const RealColumns& real = {});
+
+}  // namespace reprise
