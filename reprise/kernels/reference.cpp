@@ -27,21 +27,33 @@ mx::array activated(const mx::array& gate, GateActivation activation) {
 
 }  // namespace
 
-mx::array multiply_transposed(const mx::array& x, const Weight& weight) {
-  if (const auto* dense = std::get_if<DenseWeight>(&weight)) {
-    return mx::matmul(x, mx::transpose(mx::astype(*dense, x.dtype())));
+mx::array unpacked(const Weight& weight, mx::Dtype dtype) {
+  if (const auto* dense = std::get_if<DenseWeight>(&weight)) return mx::astype(*dense, dtype);
+  if (const auto* m = std::get_if<MicroscaledWeight>(&weight)) {
+    return mx::dequantize(m->packed, m->scales, {}, group_size_of(m->format), bits_of(m->format), name_of(m->format),
+                          {}, dtype);
   }
+  // Scales are widened before the product: rounding happens once, to dtype.
   const auto& w = std::get<QuantizedWeight>(weight);
-  const auto scales = mx::astype(w.scales, x.dtype());
-  const auto biases = mx::astype(w.biases, x.dtype());
+  return mx::dequantize(w.packed, mx::astype(w.scales, dtype), mx::astype(w.biases, dtype), w.group_size, w.bits);
+}
+
+mx::array multiply_transposed(const mx::array& x, const Weight& weight) {
+  if (std::holds_alternative<DenseWeight>(weight)) return mx::matmul(x, mx::transpose(unpacked(weight, x.dtype())));
   // MLX's CPU product is scalar code whose cost grows with the rows; unpacking the weight once and multiplying it by
   // BLAS costs as much as this many rows.
   constexpr std::size_t kRowsWorthUnpacking = 8;
   if (x.size() >= kRowsWorthUnpacking * static_cast<std::size_t>(x.shape(-1)) && x.dtype() == mx::float32 &&
       mx::default_device() == mx::Device::cpu) {
-    return mx::matmul(x, mx::transpose(mx::dequantize(w.packed, scales, biases, w.group_size, w.bits)));
+    return mx::matmul(x, mx::transpose(unpacked(weight, x.dtype())));
   }
-  return mx::quantized_matmul(x, w.packed, scales, biases, /*transpose=*/true, w.group_size, w.bits);
+  if (const auto* m = std::get_if<MicroscaledWeight>(&weight)) {
+    return mx::quantized_matmul(x, m->packed, m->scales, {}, /*transpose=*/true, group_size_of(m->format),
+                                bits_of(m->format), name_of(m->format));
+  }
+  const auto& w = std::get<QuantizedWeight>(weight);
+  return mx::quantized_matmul(x, w.packed, mx::astype(w.scales, x.dtype()), mx::astype(w.biases, x.dtype()),
+                              /*transpose=*/true, w.group_size, w.bits);
 }
 
 std::vector<mx::array> linear(const mx::array& x, const std::vector<AffineMapPtr>& maps,
@@ -70,11 +82,7 @@ mx::array rms_norm(const mx::array& x, const RmsNormParams& norm) {
 }
 
 mx::array embedding(const mx::array& ids, const Weight& weight, mx::Dtype dtype) {
-  if (const auto* dense = std::get_if<DenseWeight>(&weight)) return mx::astype(mx::take(*dense, ids, 0), dtype);
-  const auto& w = std::get<QuantizedWeight>(weight);
-  // Scales are widened before the product: rounding happens once, to dtype.
-  return mx::dequantize(mx::take(w.packed, ids, 0), mx::astype(mx::take(w.scales, ids, 0), dtype),
-                        mx::astype(mx::take(w.biases, ids, 0), dtype), w.group_size, w.bits);
+  return unpacked(with_each_array(weight, [&](const mx::array& rows) { return mx::take(rows, ids, 0); }), dtype);
 }
 
 }  // namespace reprise::kernels::reference

@@ -20,6 +20,8 @@ class Scope {
   Scope& operator=(const Scope&) = delete;
 };
 
+// The matrix itself, or a stack of matrices: [..., out, in] in `dtype`.
+mlx::core::array unpacked(const Weight& weight, mlx::core::Dtype dtype);
 mlx::core::array multiply_transposed(const mlx::core::array& x, const Weight& weight);
 std::vector<mlx::core::array> linear(const mlx::core::array& x, const std::vector<AffineMapPtr>& maps,
                                      const std::optional<RmsNormParams>& norm = {});

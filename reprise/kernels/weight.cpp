@@ -12,14 +12,32 @@ namespace reprise {
 
 namespace mx = mlx::core;
 
+int group_size_of(MicroscalingFormat format) { return format == MicroscalingFormat::nvfp4 ? 16 : 32; }
+
+int bits_of(MicroscalingFormat format) { return format == MicroscalingFormat::mxfp8 ? 8 : 4; }
+
+const char* name_of(MicroscalingFormat format) {
+  switch (format) {
+    case MicroscalingFormat::mxfp4:
+      return "mxfp4";
+    case MicroscalingFormat::mxfp8:
+      return "mxfp8";
+    case MicroscalingFormat::nvfp4:
+      return "nvfp4";
+  }
+  return "";
+}
+
 int AffineMap::in() const {
   if (const auto* dense = std::get_if<DenseWeight>(&weight)) return dense->shape(-1);
+  if (const auto* m = std::get_if<MicroscaledWeight>(&weight)) return m->scales.shape(-1) * group_size_of(m->format);
   const auto& w = std::get<QuantizedWeight>(weight);
   return w.scales.shape(-1) * w.group_size;
 }
 
 int AffineMap::out() const {
   if (const auto* dense = std::get_if<DenseWeight>(&weight)) return dense->shape(0);
+  if (const auto* m = std::get_if<MicroscaledWeight>(&weight)) return m->packed.shape(0);
   return std::get<QuantizedWeight>(weight).packed.shape(0);
 }
 
@@ -61,6 +79,17 @@ void check_weight(const char* function, const Weight& weight) {
     }
     return;
   }
+  if (const auto* m = std::get_if<MicroscaledWeight>(&weight)) {
+    const auto& [packed, scales, format] = *m;
+    const bool fits =
+        packed.ndim() == 2 && scales.ndim() == 2 && packed.dtype() == mx::uint32 && scales.dtype() == mx::uint8 &&
+        packed.shape(0) == scales.shape(0) &&
+        std::int64_t{packed.shape(1)} * 32 == std::int64_t{scales.shape(1)} * group_size_of(format) * bits_of(format);
+    if (fits) return;
+    refuse(function, std::string("a weight of format ") + name_of(format) +
+                         " must be packed uint32 with uint8 scales, but got " + text(packed.shape()) + " and " +
+                         text(scales.shape()));
+  }
   const auto& [packed, scales, biases, group_size, bits] = std::get<QuantizedWeight>(weight);
   const bool is_known =
       (group_size == 32 || group_size == 64 || group_size == 128) && ((bits >= 2 && bits <= 6) || bits == 8);
@@ -98,6 +127,7 @@ std::optional<cpu::WeightView> view_of(const Weight& weight) {
     view.data = dense->data<std::byte>();
     return view;
   }
+  if (std::holds_alternative<MicroscaledWeight>(weight)) return {};
   const auto& [packed, scales, biases, group_size, bits] = std::get<QuantizedWeight>(weight);
   const auto element = element_of(scales.dtype());
   if (!element || !is_readable(packed) || !is_readable(scales) || !is_readable(biases)) return {};

@@ -19,8 +19,37 @@ struct QuantizedWeight {
   int bits = 4;             // 2, 3, 4, 5, 6 or 8
 };
 
+// Narrow floats with a narrow scale per group, as MLX packs them (OCP Microscaling Formats 1.0; NVIDIA's NVFP4).
+enum class MicroscalingFormat {
+  mxfp4,  // e2m1, scales e8m0 for groups of 32
+  mxfp8,  // e4m3, scales e8m0 for groups of 32
+  nvfp4,  // e2m1, scales e4m3 for groups of 16
+};
+int group_size_of(MicroscalingFormat format);
+int bits_of(MicroscalingFormat format);
+const char* name_of(MicroscalingFormat format);  // as config.json and MLX call it
+
+// w = scale · value per group along the input axis.
+struct MicroscaledWeight {
+  mlx::core::array packed;  // uint32 [out, in * bits / 32]
+  mlx::core::array scales;  // uint8 [out, in / group_size]
+  MicroscalingFormat format = MicroscalingFormat::mxfp4;
+};
+
 using DenseWeight = mlx::core::array;  // [out, in]
-using Weight = std::variant<DenseWeight, QuantizedWeight>;
+using Weight = std::variant<DenseWeight, QuantizedWeight, MicroscaledWeight>;
+
+// Applies `change` to each of a weight's arrays, each of which has the same axes but the last: rows, experts.
+template <typename Change>
+Weight with_each_array(const Weight& weight, const Change& change) {
+  if (const auto* q = std::get_if<QuantizedWeight>(&weight)) {
+    return QuantizedWeight{change(q->packed), change(q->scales), change(q->biases), q->group_size, q->bits};
+  }
+  if (const auto* m = std::get_if<MicroscaledWeight>(&weight)) {
+    return MicroscaledWeight{change(m->packed), change(m->scales), m->format};
+  }
+  return change(std::get<DenseWeight>(weight));
+}
 
 // An affine map y = x · weightᵀ + bias. Immutable, shared by a layer and the unevaluated operations that use it.
 struct AffineMap {

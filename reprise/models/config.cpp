@@ -89,12 +89,29 @@ RopeScaling rope_scaling_of(const Json& object) {
   return scaling;
 }
 
-QuantizationSpec spec_of(const Json& object, const QuantizationSpec& otherwise) {
-  const std::string mode = string_of(object, "mode").value_or("affine");
-  if (mode != "affine") {
-    throw Error(ErrorCode::unsupported, "[Config] quantisation mode must be affine, but got '" + mode + "'");
+// None for affine quantisation.
+std::optional<MicroscalingFormat> format_of(const std::string& mode) {
+  if (mode == "affine") return {};
+  for (const auto format : {MicroscalingFormat::mxfp4, MicroscalingFormat::mxfp8, MicroscalingFormat::nvfp4}) {
+    if (mode == name_of(format)) return format;
   }
-  return {int_of(object, "group_size").value_or(otherwise.group_size), int_of(object, "bits").value_or(otherwise.bits)};
+  throw Error(ErrorCode::unsupported,
+              "[Config] quantisation mode must be affine, mxfp4, mxfp8 or nvfp4, but got '" + mode + "'");
+}
+
+// `otherwise`: what an affine one leaves open. A format has one group size and one number of bits.
+QuantizationSpec spec_of(const Json& object, const QuantizationSpec& otherwise) {
+  const auto format = format_of(string_of(object, "mode").value_or("affine"));
+  const QuantizationSpec open = format ? QuantizationSpec{group_size_of(*format), bits_of(*format), format}
+                                       : (otherwise.format ? QuantizationSpec{} : otherwise);
+  const QuantizationSpec spec{int_of(object, "group_size").value_or(open.group_size),
+                              int_of(object, "bits").value_or(open.bits), format};
+  if (format && (spec.group_size != open.group_size || spec.bits != open.bits)) {
+    corrupt(std::string("quantisation mode ") + name_of(*format) + " has " + std::to_string(open.bits) +
+            " bits in groups of " + std::to_string(open.group_size) + ", but got " + std::to_string(spec.bits) +
+            " in groups of " + std::to_string(spec.group_size));
+  }
+  return spec;
 }
 
 }  // namespace
@@ -193,6 +210,8 @@ QuantizationOverrides Config::quantization_overrides() const {
   if (object == nullptr) return {};
   if (!object->is_object()) wrong_type("quantization", "an object", *object);
   if (const auto method = string_of(*object, "quant_method"); method && find(*object, "bits") == nullptr) {
+    // Original checkpoints of this method store the experts so, and nothing else.
+    if (*method == "mxfp4") return {};
     throw Error(ErrorCode::unsupported, "[Config] quantisation method '" + *method + "' is not supported");
   }
   const QuantizationSpec otherwise = spec_of(*object, QuantizationSpec{});

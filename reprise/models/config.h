@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "reprise/kernels/weight.h"
 #include "reprise/nn/rope.h"
 
 namespace reprise::internal {
@@ -17,6 +18,7 @@ namespace reprise::internal {
 struct QuantizationSpec {
   int group_size = 64;
   int bits = 4;
+  std::optional<MicroscalingFormat> format = {};  // none: affine
 };
 
 // The exceptions that a config's `quantization` makes by layer path ("lm_head", "model.layers.0.self_attn.v_proj");
@@ -50,7 +52,7 @@ class Config {
   // From `rope_theta`, `rope_scaling`, `rope_traditional`, `max_position_embeddings`, or the newer `rope_parameters`.
   RopeOptions rope(int dims) const;
 
-  // From `quantization`, else `quantization_config`. Throws: unsupported for a method or mode that is not MLX's affine.
+  // From `quantization`, else `quantization_config`. Throws: unsupported for a method or mode that MLX does not have.
   QuantizationOverrides quantization_overrides() const;
 
  private:

@@ -26,7 +26,16 @@ std::string text(const mx::Shape& shape) {
 
 bool is_float(mx::Dtype dtype) { return dtype == mx::float32 || dtype == mx::float16 || dtype == mx::bfloat16; }
 
+std::string name_of(const QuantizationSpec& spec) {
+  if (spec.format) return reprise::name_of(*spec.format);
+  return std::to_string(spec.bits) + "-bit, groups of " + std::to_string(spec.group_size);
+}
+
 void check_spec(const std::string& path, const QuantizationSpec& spec, int in) {
+  if (spec.format) {
+    if (in % spec.group_size == 0) return;
+    corrupt("'" + path + "' with " + std::to_string(in) + " inputs cannot be quantised as " + name_of(spec));
+  }
   const bool bits_known = (spec.bits >= 2 && spec.bits <= 6) || spec.bits == 8;
   const bool group_known = spec.group_size == 32 || spec.group_size == 64 || spec.group_size == 128;
   if (!bits_known || !group_known || in % spec.group_size != 0) {
@@ -93,7 +102,16 @@ QuantizationSpec WeightReader::spec_of(const std::string& path, int in) const {
     corrupt("weight '" + path + "' must be a matrix, but got " + text(packed->second.shape()));
   }
   const std::int64_t packed_bits = std::int64_t{packed->second.shape(-1)} * 32;
-  return {in / scales.shape(-1), static_cast<int>(packed_bits / in)};
+  const QuantizationSpec spec{in / scales.shape(-1), static_cast<int>(packed_bits / in)};
+  if (scales.dtype() != mx::uint8) return spec;
+  // Of these, each has its own sizes.
+  for (const auto format : {MicroscalingFormat::mxfp4, MicroscalingFormat::mxfp8, MicroscalingFormat::nvfp4}) {
+    if (spec.group_size == group_size_of(format) && spec.bits == bits_of(format)) {
+      return {spec.group_size, spec.bits, format};
+    }
+  }
+  corrupt("'" + path + "' has uint8 scales, but no format has " + std::to_string(spec.bits) + " bits in groups of " +
+          std::to_string(spec.group_size));
 }
 
 Weight WeightReader::take_stored_weight(const std::string& path, mx::Shape front, int out, int in) {
@@ -115,11 +133,15 @@ Weight WeightReader::take_stored_weight(const std::string& path, mx::Shape front
   if (packed.dtype() != mx::uint32) corrupt("weight '" + path + ".weight' must be uint32, being quantised");
   const mx::Shape groups = shape(in / spec.group_size);
   mx::array scales = take_as_stored(path + ".scales", groups);
+  num_parameters_ += size;
+  matrices_[name_of(spec)] += size;
+  if (spec.format) {
+    if (scales.dtype() != mx::uint8) corrupt("scales of '" + path + "' must be uint8, being " + name_of(spec));
+    return MicroscaledWeight{keep(std::move(packed)), keep(std::move(scales)), *spec.format};
+  }
   mx::array biases = take_as_stored(path + ".biases", groups);
   if (!is_float(scales.dtype()) || !is_float(biases.dtype()))
     corrupt("scales of '" + path + "' must be of a float type");
-  num_parameters_ += size;
-  matrices_[std::to_string(spec.bits) + "-bit, groups of " + std::to_string(spec.group_size)] += size;
   return QuantizedWeight{keep(std::move(packed)), keep(std::move(scales)), keep(std::move(biases)), spec.group_size,
                          spec.bits};
 }
@@ -134,17 +156,22 @@ SwitchLinear WeightReader::take_switch_linear(const std::string& path, int exper
   return SwitchLinear(std::move(weight), take(path + ".bias", {experts, out}));
 }
 
-SwitchGlu WeightReader::take_switch_glu(const std::string& path, int experts, int hidden_size, int size) {
-  return {.gate_proj = take_switch_linear(path + ".gate_proj", experts, size, hidden_size),
-          .up_proj = take_switch_linear(path + ".up_proj", experts, size, hidden_size),
-          .down_proj = take_switch_linear(path + ".down_proj", experts, hidden_size, size)};
+SwitchGlu WeightReader::take_switch_glu(const std::string& path, int experts, int hidden_size, int size, bool bias) {
+  return {.gate_proj = take_switch_linear(path + ".gate_proj", experts, size, hidden_size, bias),
+          .up_proj = take_switch_linear(path + ".up_proj", experts, size, hidden_size, bias),
+          .down_proj = take_switch_linear(path + ".down_proj", experts, hidden_size, size, bias)};
 }
 
 void WeightReader::stack_experts(int experts, const std::function<std::string(int)>& path, const std::string& to) {
   for (const char* part : {".weight", ".scales", ".biases", ".bias"}) {
     if (!has(path(0) + part)) continue;
     std::vector<mx::array> stacked;
-    for (int expert = 0; expert < experts; ++expert) stacked.push_back(release(path(expert) + part));
+    for (int expert = 0; expert < experts; ++expert) {
+      stacked.push_back(release(path(expert) + part));
+      if (stacked.back().shape() == stacked[0].shape() && stacked.back().dtype() == stacked[0].dtype()) continue;
+      corrupt("weight '" + path(expert) + part + "' must be as that of expert 0, " + text(stacked[0].shape()) +
+              ", but got " + text(stacked.back().shape()));
+    }
     put(to + part, mx::stack(stacked));
   }
 }
@@ -170,10 +197,7 @@ mx::array rows_of(const mx::array& matrix, int first, int count) {
 }
 
 Weight rows_of(const Weight& weight, int first, int count) {
-  if (const auto* dense = std::get_if<DenseWeight>(&weight)) return rows_of(*dense, first, count);
-  const auto& q = std::get<QuantizedWeight>(weight);
-  return QuantizedWeight{rows_of(q.packed, first, count), rows_of(q.scales, first, count),
-                         rows_of(q.biases, first, count), q.group_size, q.bits};
+  return with_each_array(weight, [&](const mx::array& array) { return rows_of(array, first, count); });
 }
 
 }  // namespace

@@ -43,7 +43,7 @@ class WeightReader {
   // Experts stacked as mlx-lm stores them: `path`.weight [experts, out, in], .bias [experts, out].
   SwitchLinear take_switch_linear(const std::string& path, int experts, int out, int in, bool bias = false);
   // `path`.gate_proj, .up_proj, .down_proj. `size`: F.
-  SwitchGlu take_switch_glu(const std::string& path, int experts, int hidden_size, int size);
+  SwitchGlu take_switch_glu(const std::string& path, int experts, int hidden_size, int size, bool bias = false);
   // Per-expert matrices `path(expert)`.weight, .scales, .biases, .bias, as far as they are there, become `to`.weight,
   // ….
   void stack_experts(int experts, const std::function<std::string(int expert)>& path, const std::string& to);
