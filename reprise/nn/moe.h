@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <variant>
 
 #include "mlx/array.h"
 #include "reprise/kernels/linear.h"
@@ -24,12 +25,20 @@ class SwitchLinear {
   std::optional<mlx::core::array> bias_;
 };
 
+// How gpt-oss gates: (clip(up, ±limit) + 1) · g · sigmoid(alpha · g) with g = min(gate, limit).
+struct ClippedSwiglu {
+  float alpha = 1.702f;
+  float limit = 7.0f;
+};
+
+using ExpertActivation = std::variant<kernels::GateActivation, ClippedSwiglu>;
+
 // A gated feed-forward block per expert.
 struct SwitchGlu {
   SwitchLinear gate_proj;
   SwitchLinear up_proj;
   SwitchLinear down_proj;
-  kernels::GateActivation activation = kernels::GateActivation::silu;
+  ExpertActivation activation = kernels::GateActivation::silu;
 
   // x [..., E], experts [..., k] → [..., k, E]: what each of a token's experts says.
   mlx::core::array operator()(const mlx::core::array& x, const mlx::core::array& experts) const;
@@ -43,6 +52,11 @@ struct Routing {
 // The k experts of the highest scores [..., experts], and these scores; divided by their sum if `normalise`.
 enum class NormaliseScores { no, yes };
 Routing top_k(const mlx::core::array& scores, int k, NormaliseScores normalise);
+
+// The softmax over the experts' logits [..., experts] and then its k highest; or over the k highest logits alone.
+// Softmaxes are in float32 inside. Weights in the logits' dtype.
+Routing top_k_of_softmax(const mlx::core::array& logits, int k, NormaliseScores normalise);
+Routing softmax_of_top_k(const mlx::core::array& logits, int k);
 
 // Σ_k weights · outputs. outputs [..., k, E], weights [..., k] → [..., E] in the outputs' dtype.
 mlx::core::array combine(const mlx::core::array& outputs, const mlx::core::array& weights);
