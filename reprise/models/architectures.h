@@ -8,6 +8,9 @@
 namespace reprise::internal {
 
 // Each: throws as make_model.
+std::unique_ptr<LanguageModel> make_gpt_oss(const ModelFiles& files, const ModelOptions& options);
 std::unique_ptr<LanguageModel> make_llama(const ModelFiles& files, const ModelOptions& options);
+std::unique_ptr<LanguageModel> make_mixtral(const ModelFiles& files, const ModelOptions& options);
+std::unique_ptr<LanguageModel> make_qwen3_moe(const ModelFiles& files, const ModelOptions& options);
 
 }  // namespace reprise::internal

@@ -82,6 +82,21 @@ GatedMlp take_gated_mlp(WeightReader& weights, const std::string& path, int hidd
           .down_proj = weights.take_linear(path + ".down_proj", hidden_size, size, bias)};
 }
 
+ExpertCounts ExpertCounts::from(const Config& config, const std::string& all_key, const std::string& per_token_key) {
+  const ExpertCounts counts{config.require_positive_int(all_key), config.require_positive_int(per_token_key)};
+  if (counts.per_token <= counts.all) return counts;
+  throw Error(ErrorCode::corrupt_data, "[make_model] " + per_token_key + " must be at most " +
+                                           std::to_string(counts.all) + ", but got " +
+                                           std::to_string(counts.per_token));
+}
+
+void stack_experts_of_glu(WeightReader& weights, const std::string& path, int experts) {
+  for (const std::string map : {"gate_proj", "up_proj", "down_proj"}) {
+    const auto name = [&](int expert) { return path + ".experts." + std::to_string(expert) + "." + map; };
+    weights.stack_experts(experts, name, path + ".switch_mlp." + map);
+  }
+}
+
 void drop_rotary_buffers(WeightReader& weights) {
   weights.drop([](const std::string& name) { return name.ends_with("rotary_emb.inv_freq"); });
 }

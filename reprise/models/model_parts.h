@@ -32,6 +32,18 @@ std::vector<LayerKind> attention_kinds(const Config& config);
 // `path`.gate_proj, .up_proj, .down_proj. `size`: F.
 GatedMlp take_gated_mlp(WeightReader& weights, const std::string& path, int hidden_size, int size, bool bias = false);
 
+// How many experts there are, and how many of them each token gets.
+struct ExpertCounts {
+  int all;
+  int per_token;
+
+  // Throws: corrupt_data unless 0 < per_token ≤ all.
+  static ExpertCounts from(const Config& config, const std::string& all_key, const std::string& per_token_key);
+};
+
+// Original checkpoints' `path`.experts.N.gate_proj, .up_proj, .down_proj become `path`.switch_mlp.gate_proj, ….
+void stack_experts_of_glu(WeightReader& weights, const std::string& path, int experts);
+
 // Drops what old checkpoints carry and nobody reads: "….rotary_emb.inv_freq".
 void drop_rotary_buffers(WeightReader& weights);
 

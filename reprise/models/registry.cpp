@@ -17,8 +17,11 @@ struct Architecture {
 };
 
 constexpr std::array kArchitectures = {
+    Architecture{"gpt_oss", internal::make_gpt_oss},
     Architecture{"llama", internal::make_llama},
     Architecture{"mistral", internal::make_llama},
+    Architecture{"mixtral", internal::make_mixtral},
+    Architecture{"qwen3_moe", internal::make_qwen3_moe},
 };
 
 }  // namespace
