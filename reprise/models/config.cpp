@@ -136,6 +136,10 @@ std::string Config::require_string(const std::string& key) const {
 }
 
 std::optional<int> Config::get_int(const std::string& key) const { return int_of(document_->json, key); }
+std::optional<int> Config::get_int_or_auto(const std::string& key) const {
+  const Json* value = find(document_->json, key);
+  return value != nullptr && *value == "auto" ? std::nullopt : get_int(key);
+}
 std::optional<float> Config::get_float(const std::string& key) const { return float_of(document_->json, key); }
 std::optional<std::string> Config::get_string(const std::string& key) const { return string_of(document_->json, key); }
 

@@ -36,6 +36,8 @@ class Config {
 
   // A member that may be absent or null. Throws: corrupt_data when it is there with another type.
   std::optional<int> get_int(const std::string& key) const;
+  // As get_int, but none also for "auto".
+  std::optional<int> get_int_or_auto(const std::string& key) const;
   std::optional<float> get_float(const std::string& key) const;
   std::optional<bool> get_bool(const std::string& key) const;
   std::optional<std::string> get_string(const std::string& key) const;

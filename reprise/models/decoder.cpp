@@ -186,8 +186,8 @@ DecoderEnds take_decoder_ends(WeightReader& weights, const Config& config, const
   const int E = config.require_positive_int("hidden_size");
   const bool tied = config.get_bool("tie_word_embeddings").value_or(!weights.has(head + ".weight"));
   if (tied) weights.drop([&](const std::string& name) { return name.starts_with(head + "."); });
-  DecoderEnds ends{weights.take_embedding(options.prefix + "model.embed_tokens", V, E),
-                   weights.take_rms_norm(options.prefix + "model.norm", E, options.norm_eps, options.norm_plus),
+  DecoderEnds ends{weights.take_embedding(options.prefix + options.embed_tokens, V, E),
+                   weights.take_rms_norm(options.prefix + options.norm, E, options.norm_eps, options.norm_plus),
                    std::nullopt};
   if (!tied) ends.lm_head = weights.take_linear(head, V, E, false);
   return ends;

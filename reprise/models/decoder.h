@@ -112,8 +112,8 @@ class DecoderModel final : public LanguageModel {
   DecoderParts parts_;
 };
 
-// What all but the layers is, by mlx-lm's names: `prefix`model.embed_tokens, `prefix`model.norm, `prefix`lm_head unless
-// the config or its absence ties it to the embedding. Called after the layers are taken is as good as before.
+// What all but the layers is, by mlx-lm's names, each after `prefix`; lm_head unless the config or its absence ties it
+// to the embedding. Called after the layers are taken is as good as before.
 struct DecoderEnds {
   Embedding embed_tokens;
   RmsNorm norm;
@@ -123,6 +123,8 @@ struct DecoderEndsOptions {
   std::string prefix = {};  // "language_model."
   float norm_eps = 1e-6f;
   float norm_plus = 0.0f;  // as WeightReader::take_rms_norm
+  std::string embed_tokens = "model.embed_tokens";
+  std::string norm = "model.norm";
 };
 DecoderEnds take_decoder_ends(WeightReader& weights, const Config& config, const DecoderEndsOptions& options);
 

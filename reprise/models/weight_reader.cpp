@@ -82,6 +82,10 @@ mx::array WeightReader::take(const std::string& name, const mx::Shape& shape) {
   return keep(mx::astype(take_float(name, shape), dtype_));
 }
 
+mx::array WeightReader::take_float32(const std::string& name, const mx::Shape& shape) {
+  return keep(mx::astype(take_float(name, shape), mx::float32));
+}
+
 // Our kernels on the CPU widen a matrix as they read it, so the narrow one stays; MLX's products want one dtype.
 mx::array WeightReader::take_dense(const std::string& name, const mx::Shape& shape) {
   mx::array weight = take_float(name, shape);
@@ -200,6 +204,15 @@ Weight rows_of(const Weight& weight, int first, int count) {
   return with_each_array(weight, [&](const mx::array& array) { return rows_of(array, first, count); });
 }
 
+void append_arrays(const Weight& weight, std::vector<mx::array>& arrays) {
+  if (const auto* dense = std::get_if<DenseWeight>(&weight)) {
+    arrays.push_back(*dense);
+  } else {
+    const auto& q = std::get<QuantizedWeight>(weight);
+    arrays.insert(arrays.end(), {q.packed, q.scales, q.biases});
+  }
+}
+
 }  // namespace
 
 std::vector<Linear> WeightReader::take_linears(const std::string& path, const std::vector<int>& outs, int in,
@@ -212,11 +225,21 @@ std::vector<Linear> WeightReader::take_linears(const std::string& path, const st
   int first = 0;
   for (const int rows : outs) {
     std::optional<mx::array> own;
-    if (biases) own = rows_of(*biases, first, rows);
-    layers.emplace_back(rows_of(weight, first, rows), std::move(own));
+    if (biases) own = taken_.emplace_back(rows_of(*biases, first, rows));
+    const Weight part = rows_of(weight, first, rows);
+    append_arrays(part, taken_);  // views, which finish evaluates with the whole
+    layers.emplace_back(part, std::move(own));
     first += rows;
   }
   return layers;
+}
+
+mx::array WeightReader::take_short_conv(const std::string& path, int channels, int width) {
+  const std::string name = path + ".weight";
+  const mx::array stored = release(name);
+  const bool fits = stored.shape() == mx::Shape{channels, width, 1} || stored.shape() == mx::Shape{channels, 1, width};
+  put(name, fits ? mx::reshape(stored, {channels, width}) : stored);
+  return take(name, {channels, width});
 }
 
 RmsNorm WeightReader::take_rms_norm(const std::string& path, int size, float eps, float plus) {

@@ -35,6 +35,7 @@ class WeightReader {
 
   // Each throws corrupt_data, naming the tensor, when it is missing or has another shape or dtype.
   mlx::core::array take(const std::string& name, const mlx::core::Shape& shape);
+  mlx::core::array take_float32(const std::string& name, const mlx::core::Shape& shape);  // whatever the dtype
   // `path`.weight, with `path`.scales and .biases when it is quantised.
   Weight take_weight(const std::string& path, int out, int in);
   Linear take_linear(const std::string& path, int out, int in, bool bias);
@@ -48,6 +49,9 @@ class WeightReader {
   // ….
   void stack_experts(int experts, const std::function<std::string(int expert)>& path, const std::string& to);
   Embedding take_embedding(const std::string& path, int vocab_size, int hidden_size);
+  // `path`.weight of a depthwise convolution, stored as [channels, width, 1] or, originally, [channels, 1, width] →
+  // [channels, width].
+  mlx::core::array take_short_conv(const std::string& path, int channels, int width);
   // `plus`: what the norm adds to its stored weight (Gemma: 1).
   RmsNorm take_rms_norm(const std::string& path, int size, float eps, float plus = 0.0f);
   // With a bias if one is stored.

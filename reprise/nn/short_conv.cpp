@@ -58,4 +58,11 @@ ShortConvResult short_conv(const mx::array& x, const std::optional<mx::array>& s
   return {output, last_inputs(padded, keep, real.lengths)};
 }
 
+ShortConvResult ShortConv::operator()(const mx::array& x, const std::optional<mx::array>& state,
+                                      const RealColumns& real) const {
+  ShortConvResult result = short_conv(x, state, weight, bias, real);
+  if (activation == ConvActivation::silu) result.output = mx::multiply(result.output, mx::sigmoid(result.output));
+  return result;
+}
+
 }  // namespace reprise

@@ -28,4 +28,16 @@ ShortConvResult short_conv(const mlx::core::array& x, const std::optional<mlx::c
                            const mlx::core::array& weight, const std::optional<mlx::core::array>& bias,
                            const RealColumns& real = {});
 
+enum class ConvActivation { none, silu };
+
+// The same as a layer, with what follows it.
+struct ShortConv {
+  mlx::core::array weight;                    // [C, K]
+  std::optional<mlx::core::array> bias = {};  // [C]
+  ConvActivation activation = ConvActivation::none;
+
+  ShortConvResult operator()(const mlx::core::array& x, const std::optional<mlx::core::array>& state,
+                             const RealColumns& real = {}) const;
+};
+
 }  // namespace reprise
