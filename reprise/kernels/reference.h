@@ -8,6 +8,7 @@
 #include "mlx/array.h"
 #include "reprise/kernels/attention.h"
 #include "reprise/kernels/linear.h"
+#include "reprise/kernels/scan.h"
 
 namespace reprise::kernels::reference {
 
@@ -36,5 +37,7 @@ mlx::core::array attention(const mlx::core::array& queries, const KeysValues& ke
 StoreAndAttendResult store_and_attend(const mlx::core::array& queries, const mlx::core::array& keys,
                                       const mlx::core::array& values, int heads, const RopeParams* rope,
                                       const Offset& offset, StoreTarget target, const AttentionParams& params);
+ScanResult selective_scan(const ScanInputs& inputs, const std::shared_ptr<const SelectiveScan>& scan);
+ScanResult head_scan(const ScanInputs& inputs, const std::shared_ptr<const HeadScan>& scan);
 
 }  // namespace reprise::kernels::reference
