@@ -12,5 +12,8 @@ std::unique_ptr<LanguageModel> make_gpt_oss(const ModelFiles& files, const Model
 std::unique_ptr<LanguageModel> make_llama(const ModelFiles& files, const ModelOptions& options);
 std::unique_ptr<LanguageModel> make_mixtral(const ModelFiles& files, const ModelOptions& options);
 std::unique_ptr<LanguageModel> make_qwen3_moe(const ModelFiles& files, const ModelOptions& options);
+std::unique_ptr<LanguageModel> make_falcon_h1(const ModelFiles& files, const ModelOptions& options);
+std::unique_ptr<LanguageModel> make_mamba(const ModelFiles& files, const ModelOptions& options);
+std::unique_ptr<LanguageModel> make_mamba2(const ModelFiles& files, const ModelOptions& options);
 
 }  // namespace reprise::internal

@@ -19,6 +19,10 @@ struct Architecture {
 constexpr std::array kArchitectures = {
     Architecture{"gpt_oss", internal::make_gpt_oss},
     Architecture{"llama", internal::make_llama},
+    Architecture{"falcon_h1", internal::make_falcon_h1},
+    Architecture{"falcon_mamba", internal::make_mamba},
+    Architecture{"mamba", internal::make_mamba},
+    Architecture{"mamba2", internal::make_mamba2},
     Architecture{"mistral", internal::make_llama},
     Architecture{"mixtral", internal::make_mixtral},
     Architecture{"qwen3_moe", internal::make_qwen3_moe},
