@@ -1,13 +1,17 @@
 #include "tests/models/model_kit.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <numeric>
+#include <stdexcept>
 
 #include "mlx/mlx.h"
 #include "reprise/cache/quantized_kv_cache.h"
 #include "reprise/cache/rotating_kv_cache.h"
 #include "reprise/storage/file_system.h"
 #include "reprise/storage/safetensors.h"
+#include "tests/models/cache_facts.h"
 
 namespace reprise::test {
 
@@ -61,7 +65,42 @@ KitRun run_of(const Json& json) {
   if (json.contains("convert_after_prefill")) run.convert = quantization_of(json.at("convert_after_prefill"));
   run.after_prefill = caches_of(json.at("cache_after_prefill"));
   run.after_decode = caches_of(json.at("cache_after_decode"));
+  run.facts_after_prefill = json.at("cache_after_prefill");
+  run.facts_after_decode = json.at("cache_after_decode");
   return run;
+}
+
+KitBatch batch_of(const Json& json) {
+  KitBatch batch;
+  batch.id = json.at("id");
+  json.at("rows").get_to(batch.rows);
+  json.at("tokens").get_to(batch.tokens);
+  batch.last_logits = json.at("last_logits");
+  batch.decode = json.at("decode");
+  batch.tolerance = json.at("tol");
+  if (batch.rows.size() < 3 || batch.tokens.size() != batch.rows.size()) {
+    throw std::runtime_error(batch.id + " must have three rows or more, and tokens for each");
+  }
+  for (std::size_t row = 0; row < batch.rows.size(); ++row) {
+    if (batch.rows[row].empty() || batch.tokens[row].size() < 4 || batch.tokens[row].size() != batch.tokens[0].size()) {
+      throw std::runtime_error(batch.id + " has a row without a prompt, or with too few tokens");
+    }
+  }
+  return batch;
+}
+
+void check(const KitScenario& scenario) {
+  if (scenario.prompt.empty() || scenario.runs.empty()) throw std::runtime_error(scenario.id + " has nothing to run");
+  const int length = static_cast<int>(scenario.prompt.size());
+  for (const KitRun& run : scenario.runs) {
+    const bool positive = std::all_of(run.chunks.begin(), run.chunks.end(), [](int n) { return n > 0; });
+    if (!positive || std::accumulate(run.chunks.begin(), run.chunks.end(), 0) != length) {
+      throw std::runtime_error(scenario.id + "/" + run.id + ": the chunks are not the prompt");
+    }
+    if (run.first_row < 0 || run.last_row > length || run.first_row >= run.last_row || run.tokens.size() < 2) {
+      throw std::runtime_error(scenario.id + "/" + run.id + ": logit_rows or tokens do not fit the prompt");
+    }
+  }
 }
 
 }  // namespace
@@ -75,11 +114,20 @@ fs::path kit_folder() {
 KitModel read_kit(const fs::path& folder) {
   const Json json = Json::parse(read_file(folder / "expected.json"));
   KitModel kit{folder, json.at("dtype"), {}, read_safetensors(folder / "expected.safetensors").tensors};
+  if (const Json debug = json.value("debug", Json::object()); debug.is_object()) {
+    if (debug.contains("layer_outputs") && debug["layer_outputs"].is_string())
+      kit.layer_outputs = debug["layer_outputs"];
+    if (debug.contains("states")) debug["states"].get_to(kit.states);
+  }
   for (const Json& item : json.at("scenarios")) {
+    if (item.value("kind", "") == "batch") kit.batches.push_back(batch_of(item));
     if (!item.contains("runs")) continue;
     KitScenario scenario;
     scenario.make_layer = layer_maker(item.at("cache"));
     scenario.id = item.at("id");
+    scenario.has_quantised_caches =
+        item.contains("convert_after_prefill") ||
+        (item.at("cache").is_object() && item.at("cache").at("class") == "QuantizedKVCache");
     item.at("prompt").get_to(scenario.prompt);
     scenario.f32_logits = item.value("f32_logits", "");
     scenario.f32_decode = item.value("f32_decode", "");
@@ -89,9 +137,25 @@ KitModel read_kit(const fs::path& folder) {
         scenario.runs.back().convert = quantization_of(item.at("convert_after_prefill"));
       }
     }
+    check(scenario);
     kit.scenarios.push_back(scenario);
   }
   return kit;
+}
+
+const mx::array& KitModel::array(const std::string& name) const {
+  const auto found = arrays.find(name);
+  if (found == arrays.end()) throw std::runtime_error("expected.safetensors has no array \"" + name + "\"");
+  return found->second;
+}
+
+mx::array feed(const LanguageModel& model, const std::vector<std::vector<int>>& rows, PromptCache& cache) {
+  std::vector<int> ids;
+  for (const auto& row : rows) ids.insert(ids.end(), row.begin(), row.end());
+  const mx::Shape shape{static_cast<int>(rows.size()), static_cast<int>(rows.at(0).size())};
+  mx::array logits = model.forward(mx::array(ids.data(), shape, mx::int32), cache);
+  mx::eval(logits);
+  return logits;
 }
 
 double relative_error(const mx::array& got, const mx::array& want) {
@@ -104,24 +168,26 @@ double relative_error(const mx::array& got, const mx::array& want) {
 KitResult run_kit(const LanguageModel& model, const KitScenario& scenario, const KitRun& run) {
   PromptCache cache = model.make_cache();
   for (std::size_t i = 0; scenario.make_layer && i < cache.size(); ++i) cache.replace(i, scenario.make_layer());
-  const auto feed = [&](const int* ids, int n) {
-    auto logits = model.forward(mx::array(ids, {1, n}, mx::int32), cache);
-    mx::eval(logits);
+  const auto step = [&](const int* ids, int n) {
+    const mx::array logits = feed(model, {std::vector<int>(ids, ids + n)}, cache);
     return mx::reshape(logits, {n, logits.shape(-1)});
   };
   std::vector<mx::array> parts;
   int at = 0;
   for (int n : run.chunks) {
-    parts.push_back(feed(scenario.prompt.data() + at, n));
+    parts.push_back(step(scenario.prompt.data() + at, n));
     at += n;
   }
   if (run.convert) maybe_quantize_kv_cache(cache, 0, run.convert->group_size, run.convert->bits);
   const auto all = mx::concatenate(parts, 0);
   KitResult result{mx::slice(all, {run.first_row, 0}, {run.last_row, all.shape(1)}), all, caches_of(cache), {}};
+  result.facts_after_prefill = facts_of(cache);
   std::vector<mx::array> rows;
-  for (std::size_t i = 0; i + 1 < run.tokens.size(); ++i) rows.push_back(feed(&run.tokens[i], 1));
+  for (std::size_t i = 0; i + 1 < run.tokens.size(); ++i) rows.push_back(step(&run.tokens[i], 1));
   result.decode = mx::concatenate(rows, 0);
   result.after_decode = caches_of(cache);
+  result.facts_after_decode = facts_of(cache);
+  result.cache = std::move(cache);
   return result;
 }
 
