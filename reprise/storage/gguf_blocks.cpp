@@ -1,6 +1,8 @@
 // The blocks, as ggml-common.h lays them out (all little-endian, d, m, dmin float16):
 //   Q4_0  d, 16 bytes: byte j holds q[j] (low nibble) and q[j + 16];  w = d·(q − 8)
 //   Q4_1  d, m, 16 bytes likewise;                                    w = d·q + m
+//   Q5_0  d, 32 fifth bits (bit j of a 32-bit number belongs to q[j]), 16 bytes as Q4_0's;  w = d·(q − 16)
+//   Q5_1  d, m, 32 fifth bits, 16 bytes likewise;                     w = d·q + m
 //   Q8_0  d, 32 signed bytes;                                         w = d·q
 //   Q4_K  d, dmin, 12 bytes of 6-bit (sc, m) for 8 groups of 32, 128 bytes: 32 bytes hold two groups, low nibbles
 //   first;
@@ -117,6 +119,42 @@ bool convert_q4_1(const std::byte* blocks, std::int64_t num_blocks, const Affine
   return true;
 }
 
+// 32 numbers of 5 bits, as Q5_0 and Q5_1 have them, as a stream of bits.
+void pack_fives(const std::byte* fifth_bits, const std::byte* nibbles, std::uint32_t* packed) {
+  std::uint32_t fifths;
+  std::memcpy(&fifths, fifth_bits, sizeof(fifths));
+  auto* out = reinterpret_cast<unsigned char*>(packed);
+  for (int eight = 0; eight < 4; ++eight, out += 5) {  // eight 5-bit numbers fill five bytes
+    std::uint64_t stream = 0;
+    for (int k = 0; k < 8; ++k) {
+      const int i = 8 * eight + k;
+      const auto byte = std::to_integer<std::uint64_t>(nibbles[i % 16]);
+      const std::uint64_t q = ((byte >> (i < 16 ? 0 : 4)) & 15u) | (std::uint64_t{(fifths >> i) & 1u} << 4);
+      stream |= q << (5 * k);
+    }
+    for (int k = 0; k < 5; ++k) out[k] = static_cast<unsigned char>(stream >> (8 * k));
+  }
+}
+
+bool convert_q5_0(const std::byte* blocks, std::int64_t num_blocks, const AffineRow& row) {
+  for (std::int64_t i = 0; i < num_blocks; ++i, blocks += 22) {
+    if (!put_centred_scale(row, i, load_half(blocks), 4)) return false;
+    pack_fives(blocks + 2, blocks + 6, row.packed + 5 * i);
+  }
+  return true;
+}
+
+bool convert_q5_1(const std::byte* blocks, std::int64_t num_blocks, const AffineRow& row) {
+  auto* scales = static_cast<std::uint16_t*>(row.scales);
+  auto* biases = static_cast<std::uint16_t*>(row.biases);
+  for (std::int64_t i = 0; i < num_blocks; ++i, blocks += 24) {
+    scales[i] = load_half(blocks);
+    biases[i] = load_half(blocks + 2);
+    pack_fives(blocks + 4, blocks + 8, row.packed + 5 * i);
+  }
+  return true;
+}
+
 bool convert_q8_0(const std::byte* blocks, std::int64_t num_blocks, const AffineRow& row) {
   constexpr std::uint64_t kSignBits = 0x8080808080808080ull;
   for (std::int64_t i = 0; i < num_blocks; ++i, blocks += 34) {
@@ -180,7 +218,28 @@ bool convert_q5_k(const std::byte* blocks, std::int64_t num_blocks, const Affine
   return true;
 }
 
+// 128 bytes of lower nibbles, 64 bytes of upper pairs of bits, 16 signed scales, d: w = d·sc·(q − 32)
+void unpack_q6_k(const std::byte* blocks, std::int64_t num_blocks, float* out) {
+  for (std::int64_t i = 0; i < num_blocks; ++i, blocks += 210) {
+    const float d = half_to_float(load_half(blocks + 208));
+    for (int k = 0; k < 256; ++k, ++out) {
+      const int half = k / 128;
+      const int quarter = k % 128 / 32;
+      const int l = k % 32;
+      const int low = std::to_integer<int>(blocks[64 * half + 32 * (quarter % 2) + l]) >> (4 * (quarter / 2)) & 15;
+      const int high = std::to_integer<int>(blocks[128 + 32 * half + l]) >> (2 * quarter) & 3;
+      const auto scale = static_cast<std::int8_t>(blocks[192 + k / 16]);
+      *out = d * static_cast<float>(scale) * static_cast<float>((low | (high << 4)) - 32);
+    }
+  }
+}
+
 }  // namespace
+
+std::optional<FloatFormat> float_format(std::uint32_t type) {
+  if (type == gguf_type::q6_k) return FloatFormat{256, 210, unpack_q6_k};
+  return std::nullopt;
+}
 
 std::optional<BlockFormat> block_format(std::uint32_t type) {
   switch (type) {
@@ -188,6 +247,10 @@ std::optional<BlockFormat> block_format(std::uint32_t type) {
       return BlockFormat{32, 18, 4, false, convert_q4_0};
     case gguf_type::q4_1:
       return BlockFormat{32, 20, 4, false, convert_q4_1};
+    case gguf_type::q5_0:
+      return BlockFormat{32, 22, 5, false, convert_q5_0};
+    case gguf_type::q5_1:
+      return BlockFormat{32, 24, 5, false, convert_q5_1};
     case gguf_type::q8_0:
       return BlockFormat{32, 34, 8, false, convert_q8_0};
     case gguf_type::q4_k:

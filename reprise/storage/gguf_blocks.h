@@ -1,5 +1,5 @@
 // Blocks of ggml's quantised types → MLX's affine layout (w = scale · q + bias, groups of 32 along a row), bit for bit
-// the same weights. Plain pointers, no MLX. Private to storage.
+// the same weights; types with groups of 16 → float16. Plain pointers, no MLX. Private to storage.
 // Threads: free functions.
 #pragma once
 
@@ -32,5 +32,14 @@ struct BlockFormat {
 
 // None for a type that has no exact affine form in groups of 32 (or is not quantised at all).
 std::optional<BlockFormat> block_format(std::uint32_t gguf_type);
+
+struct FloatFormat {
+  std::int64_t block_items;
+  std::int64_t block_bytes;
+  void (*convert_row)(const std::byte* blocks, std::int64_t num_blocks, float* out);
+};
+
+// None for a type that is not unpacked.
+std::optional<FloatFormat> float_format(std::uint32_t gguf_type);
 
 }  // namespace reprise::internal

@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "mlx/ops.h"
 #include "reprise/base/error.h"
 #include "reprise/storage/array_memory.h"
 #include "reprise/storage/gguf_blocks.h"
@@ -83,6 +84,11 @@ mx::array convert_float(const GgufConversion& conversion, mx::Dtype dtype, std::
   mx::Shape shape = mlx_shape(tensor);
   if (tensor.size_bytes == 0) return allocate_array(std::move(shape), dtype);
   const std::int64_t num_rows = shape.empty() ? 1 : shape[0];
+  if (conversion.holds_one_more) {
+    mx::array less = mx::subtract(mx::astype(copy_memory(data, std::move(shape), dtype), mx::float32), mx::array(1.0f));
+    less.eval();
+    return less;
+  }
   const RowOrder order(conversion, num_rows);
   if (order.is_identity()) {
     const bool aligned = reinterpret_cast<std::uintptr_t>(data) % dtype.size() == 0;
@@ -94,6 +100,22 @@ mx::array convert_float(const GgufConversion& conversion, mx::Dtype dtype, std::
   for (std::int64_t row = 0; row < num_rows; ++row, out += row_bytes) {
     std::memcpy(out, data + row_bytes * static_cast<std::size_t>(order.source(row)), row_bytes);
   }
+  return result;
+}
+
+mx::array convert_unpacked(const GgufConversion& conversion, const FloatFormat& format, const std::byte* data) {
+  const GgufTensor& tensor = *conversion.tensor;
+  mx::array result = allocate_array(mlx_shape(tensor), mx::float32);
+  const std::int64_t num_rows = tensor.shape.empty() ? 1 : tensor.shape[0];
+  const auto row_items = static_cast<std::int64_t>(result.size()) / num_rows;
+  const std::int64_t blocks = row_items / format.block_items;
+  const RowOrder order(conversion, num_rows);
+  for (std::int64_t row = 0; row < num_rows; ++row) {
+    format.convert_row(data + order.source(row) * blocks * format.block_bytes, blocks,
+                       result.data<float>() + row * row_items);
+  }
+  result = mx::astype(result, mx::float16);
+  result.eval();
   return result;
 }
 
@@ -256,10 +278,11 @@ WeightMap convert_gguf_tensors(const std::vector<GgufConversion>& conversions, s
                                const std::shared_ptr<MappedFile>& file, bool leaves_a_processor) {
   for (const GgufConversion& conversion : conversions) {
     const GgufTensor& tensor = *conversion.tensor;
-    if (!float_dtype(tensor.type) && !block_format(tensor.type)) {
-      throw Error(ErrorCode::unsupported,
-                  "[read_model_files] tensor " + printable(tensor.name) + " is " + gguf_type_name(tensor.type) +
-                      "; types with an exact form in MLX are F32, F16, BF16, Q4_0, Q4_1, Q8_0, Q4_K, Q5_K");
+    if (!float_dtype(tensor.type) && !block_format(tensor.type) && !float_format(tensor.type)) {
+      throw Error(
+          ErrorCode::unsupported,
+          "[read_model_files] tensor " + printable(tensor.name) + " is " + gguf_type_name(tensor.type) +
+              "; types with an exact form in MLX are F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K");
     }
   }
 
@@ -270,6 +293,8 @@ WeightMap convert_gguf_tensors(const std::vector<GgufConversion>& conversions, s
         file->bytes().subspan(data_offset + conversion.tensor->offset, conversion.tensor->size_bytes);
     if (const auto dtype = float_dtype(conversion.tensor->type)) {
       arrays.emplace_back(conversion.name, convert_float(conversion, *dtype, data.data(), file));
+    } else if (const auto unpacked = float_format(conversion.tensor->type)) {
+      arrays.emplace_back(conversion.name, convert_unpacked(conversion, *unpacked, data.data()));
     } else {
       quantized.emplace_back(conversion, data);
     }

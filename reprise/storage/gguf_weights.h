@@ -21,6 +21,7 @@ struct GgufConversion {
   const GgufTensor* tensor;
   std::string name;                        // the array's; a quantised one ends in ".weight"
   std::optional<std::int64_t> heads = {};  // set: rows lie interleaved for rotation, in this many heads
+  bool holds_one_more = false;             // a float tensor: 1 is subtracted
 };
 
 // Float tensors look into `file`, quantised ones are repacked: ".weight" (packed), ".scales", ".biases"; of these the
