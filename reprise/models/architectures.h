@@ -13,6 +13,7 @@ std::unique_ptr<LanguageModel> make_llama(const ModelFiles& files, const ModelOp
 std::unique_ptr<LanguageModel> make_mixtral(const ModelFiles& files, const ModelOptions& options);
 std::unique_ptr<LanguageModel> make_qwen3_moe(const ModelFiles& files, const ModelOptions& options);
 std::unique_ptr<LanguageModel> make_falcon_h1(const ModelFiles& files, const ModelOptions& options);
+std::unique_ptr<LanguageModel> make_jamba(const ModelFiles& files, const ModelOptions& options);
 std::unique_ptr<LanguageModel> make_mamba(const ModelFiles& files, const ModelOptions& options);
 std::unique_ptr<LanguageModel> make_mamba2(const ModelFiles& files, const ModelOptions& options);
 

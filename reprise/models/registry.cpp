@@ -21,6 +21,7 @@ constexpr std::array kArchitectures = {
     Architecture{"llama", internal::make_llama},
     Architecture{"falcon_h1", internal::make_falcon_h1},
     Architecture{"falcon_mamba", internal::make_mamba},
+    Architecture{"jamba", internal::make_jamba},
     Architecture{"mamba", internal::make_mamba},
     Architecture{"mamba2", internal::make_mamba2},
     Architecture{"mistral", internal::make_llama},

@@ -240,8 +240,8 @@ TEST_P(StateSpaceGolden, AForkGoesOnAsIfNothingHadHappened) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kit, StateSpaceGolden,
-                         testing::Values("falcon_h1", "falcon_h1/hf", "falcon_mamba", "mamba", "mamba/hf", "mamba2",
-                                         "mamba2/hf"),
+                         testing::Values("falcon_h1", "falcon_h1/hf", "falcon_mamba", "jamba", "jamba/hf", "mamba",
+                                         "mamba/hf", "mamba2", "mamba2/hf"),
                          [](const auto& instance) {
                            std::string name = instance.param;
                            for (char& c : name) c = c == '/' ? '_' : c;
