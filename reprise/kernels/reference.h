@@ -7,7 +7,9 @@
 
 #include "mlx/array.h"
 #include "reprise/kernels/attention.h"
+#include "reprise/kernels/delta_rule.h"
 #include "reprise/kernels/linear.h"
+#include "reprise/kernels/rg_lru.h"
 #include "reprise/kernels/scan.h"
 
 namespace reprise::kernels::reference {
@@ -39,5 +41,8 @@ StoreAndAttendResult store_and_attend(const mlx::core::array& queries, const mlx
                                       const Offset& offset, StoreTarget target, const AttentionParams& params);
 ScanResult selective_scan(const ScanInputs& inputs, const std::shared_ptr<const SelectiveScan>& scan);
 ScanResult head_scan(const ScanInputs& inputs, const std::shared_ptr<const HeadScan>& scan);
+DeltaRuleResult gated_delta_rule(const DeltaRuleInputs& inputs, const DeltaRuleParams& params,
+                                 const std::optional<mlx::core::array>& state);
+RgLruResult rg_lru(const RgLruInputs& inputs, const std::optional<mlx::core::array>& state);
 
 }  // namespace reprise::kernels::reference
