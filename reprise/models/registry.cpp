@@ -17,16 +17,22 @@ struct Architecture {
 };
 
 constexpr std::array kArchitectures = {
-    Architecture{"gpt_oss", internal::make_gpt_oss},
-    Architecture{"llama", internal::make_llama},
     Architecture{"falcon_h1", internal::make_falcon_h1},
     Architecture{"falcon_mamba", internal::make_mamba},
+    Architecture{"gpt_oss", internal::make_gpt_oss},
     Architecture{"jamba", internal::make_jamba},
+    Architecture{"lfm2", internal::make_lfm2},
+    Architecture{"lfm2_moe", internal::make_lfm2},
+    Architecture{"llama", internal::make_llama},
     Architecture{"mamba", internal::make_mamba},
     Architecture{"mamba2", internal::make_mamba2},
     Architecture{"mistral", internal::make_llama},
     Architecture{"mixtral", internal::make_mixtral},
+    Architecture{"qwen3_5", internal::make_qwen3_5},
+    Architecture{"qwen3_5_moe", internal::make_qwen3_5},
     Architecture{"qwen3_moe", internal::make_qwen3_moe},
+    Architecture{"qwen3_next", internal::make_qwen3_next},
+    Architecture{"recurrent_gemma", internal::make_recurrent_gemma},
 };
 
 }  // namespace
