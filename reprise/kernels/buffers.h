@@ -7,7 +7,7 @@
 namespace reprise::kernels::cpu {
 
 // Who uses it: one operation holds several at once.
-enum class Buffer { input, residual, output, normed, prepared, hidden, gate, up, product, count_ };
+enum class Buffer { input, residual, output, normed, prepared, hidden, gate, up, experts, product, count_ };
 
 // At least `bytes`, aligned to 64; what was in it is undefined. Valid until this thread asks for the same one again.
 // Throws: bad_alloc.

@@ -24,4 +24,21 @@ struct WeightView {
   const void* biases = nullptr;
 };
 
+// `count` of its rows.
+inline WeightView rows_of(const WeightView& weight, std::size_t first, int count) {
+  const auto at = [&](const void* data, std::size_t row_bytes) {
+    return data != nullptr ? static_cast<const std::byte*>(data) + first * row_bytes : nullptr;
+  };
+  const auto cols = static_cast<std::size_t>(weight.cols);
+  const std::size_t element = size_of(weight.element);
+  WeightView rows = weight;
+  rows.rows = count;
+  rows.data = at(weight.data, weight.bits == 0 ? cols * element : cols / 8 * static_cast<std::size_t>(weight.bits));
+  if (weight.bits == 0) return rows;
+  const std::size_t groups = cols / static_cast<std::size_t>(weight.group_size);
+  rows.scales = at(weight.scales, groups * element);
+  rows.biases = at(weight.biases, groups * element);
+  return rows;
+}
+
 }  // namespace reprise::kernels::cpu

@@ -89,25 +89,57 @@ struct GeluTanh {
 };
 
 template <typename Act>
+struct TimesUp {
+  HWY_ATTR HWY_INLINE V operator()(D d, V gate, V up) const { return hn::Mul(Act()(d, gate), up); }
+};
+
+struct ClippedSwiglu {
+  float alpha;
+  float limit;
+
+  HWY_ATTR HWY_INLINE V operator()(D d, V gate, V up) const {
+    const V high = hn::Set(d, limit);
+    // In this order, what is not a number stays so on every target.
+    const V g = hn::IfThenElse(hn::Gt(gate, high), high, gate);
+    const V below = hn::IfThenElse(hn::Gt(up, high), high, up);
+    const V u = hn::IfThenElse(hn::Lt(below, hn::Neg(high)), hn::Neg(high), below);
+    return hn::Mul(hn::Add(u, hn::Set(d, 1.0f)), hn::Mul(g, sigmoid(d, hn::Mul(hn::Set(d, alpha), g))));
+  }
+};
+
+template <typename Act>
 HWY_ATTR HWY_INLINE void gated(const Act& act, float* HWY_RESTRICT gate, const float* HWY_RESTRICT up, std::size_t n) {
   const D d;
   for_each_vector(
-      n,
-      [&](std::size_t i)
-          HWY_ATTR { hn::StoreU(hn::Mul(act(d, hn::LoadU(d, gate + i)), hn::LoadU(d, up + i)), d, gate + i); },
+      n, [&](std::size_t i) HWY_ATTR { hn::StoreU(act(d, hn::LoadU(d, gate + i), hn::LoadU(d, up + i)), d, gate + i); },
       [&](std::size_t i, std::size_t count) HWY_ATTR {
         // Masked loads and stores touch whole vectors on some targets.
         HWY_ALIGN float g[hn::MaxLanes(D())] = {};
         HWY_ALIGN float u[hn::MaxLanes(D())] = {};
         std::copy_n(gate + i, count, g);
         std::copy_n(up + i, count, u);
-        hn::Store(hn::Mul(act(d, hn::Load(d, g)), hn::Load(d, u)), d, g);
+        hn::Store(act(d, hn::Load(d, g), hn::Load(d, u)), d, g);
         std::copy_n(g, count, gate + i);
       });
 }
 
-HWY_ATTR void silu_times_(float* gate, const float* up, std::size_t n) { gated(Silu(), gate, up, n); }
-HWY_ATTR void gelu_tanh_times_(float* gate, const float* up, std::size_t n) { gated(GeluTanh(), gate, up, n); }
+HWY_ATTR void silu_times_(float* gate, const float* up, std::size_t n) { gated(TimesUp<Silu>(), gate, up, n); }
+HWY_ATTR void gelu_tanh_times_(float* gate, const float* up, std::size_t n) { gated(TimesUp<GeluTanh>(), gate, up, n); }
+HWY_ATTR void clipped_swiglu_(float* gate, const float* up, std::size_t n, float alpha, float limit) {
+  gated(ClippedSwiglu{alpha, limit}, gate, up, n);
+}
+
+HWY_ATTR void add_times_(float factor, const float* HWY_RESTRICT x, std::size_t n, float* HWY_RESTRICT out) {
+  const D d;
+  const V by = hn::Set(d, factor);
+  for_each_vector(
+      n,
+      [&](std::size_t i)
+          HWY_ATTR { hn::StoreU(hn::MulAdd(by, hn::LoadU(d, x + i), hn::LoadU(d, out + i)), d, out + i); },
+      [&](std::size_t i, std::size_t count) HWY_ATTR {
+        for (std::size_t k = i; k < i + count; ++k) out[k] += factor * x[k];
+      });
+}
 
 HWY_ATTR void rms_norm_(const float* x, std::size_t ldx, int rows, int size, const float* weight, float eps, float* out,
                         std::size_t ldo) {
@@ -134,6 +166,8 @@ HWY_EXPORT(rms_norm_);
 HWY_EXPORT(add_);
 HWY_EXPORT(silu_times_);
 HWY_EXPORT(gelu_tanh_times_);
+HWY_EXPORT(clipped_swiglu_);
+HWY_EXPORT(add_times_);
 
 void rms_norm(const float* x, std::size_t ldx, int rows, int size, const float* weight, float eps, float* out,
               std::size_t ldo) {
@@ -149,6 +183,14 @@ void silu_times(float* gate, const float* up, std::size_t n) { HWY_DYNAMIC_DISPA
 
 void gelu_tanh_times(float* gate, const float* up, std::size_t n) {
   HWY_DYNAMIC_DISPATCH(gelu_tanh_times_)(gate, up, n);
+}
+
+void clipped_swiglu(float* gate, const float* up, std::size_t n, float alpha, float limit) {
+  HWY_DYNAMIC_DISPATCH(clipped_swiglu_)(gate, up, n, alpha, limit);
+}
+
+void add_times(float factor, const float* x, std::size_t n, float* out) {
+  HWY_DYNAMIC_DISPATCH(add_times_)(factor, x, n, out);
 }
 
 }  // namespace reprise::kernels::cpu

@@ -17,5 +17,9 @@ void add(const float* bias, const float* residual, std::size_t ldr, int rows, in
 // gate = act(gate) · up over n numbers. silu(x) = x · sigmoid(x); gelu_tanh(x) = x · sigmoid(√(8/π) (x + 0.044715 x³)).
 void silu_times(float* gate, const float* up, std::size_t n);
 void gelu_tanh_times(float* gate, const float* up, std::size_t n);
+// gate = (min(max(up, -limit), limit) + 1) · g · sigmoid(alpha · g), g = min(gate, limit).
+void clipped_swiglu(float* gate, const float* up, std::size_t n, float alpha, float limit);
+// out += factor · x.
+void add_times(float factor, const float* x, std::size_t n, float* out);
 
 }  // namespace reprise::kernels::cpu

@@ -8,6 +8,7 @@
 #include "mlx/array.h"
 #include "reprise/kernels/attention.h"
 #include "reprise/kernels/delta_rule.h"
+#include "reprise/kernels/experts.h"
 #include "reprise/kernels/linear.h"
 #include "reprise/kernels/rg_lru.h"
 #include "reprise/kernels/scan.h"
@@ -34,6 +35,9 @@ mlx::core::array gated_mlp(const mlx::core::array& x, const AffineMapPtr& gate, 
                            const std::optional<RmsNormParams>& norm, const std::optional<mlx::core::array>& residual);
 mlx::core::array rms_norm(const mlx::core::array& x, const RmsNormParams& norm);
 mlx::core::array embedding(const mlx::core::array& ids, const Weight& weight, mlx::core::Dtype dtype);
+mlx::core::array switch_linear(const mlx::core::array& x, const mlx::core::array& experts, const ExpertMapsPtr& map);
+mlx::core::array switch_glu(const mlx::core::array& x, const mlx::core::array& experts, const ExpertGlu& glu,
+                            const std::optional<mlx::core::array>& weights = {});
 mlx::core::array attention(const mlx::core::array& queries, const KeysValues& keys_values,
                            const AttentionParams& params);
 StoreAndAttendResult store_and_attend(const mlx::core::array& queries, const mlx::core::array& keys,

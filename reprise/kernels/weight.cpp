@@ -1,5 +1,6 @@
 #include "reprise/kernels/weight.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -63,6 +64,16 @@ bool is_readable(const mx::array& x) {
   return x.flags().row_contiguous;
 }
 
+bool same_but_last(const mx::Shape& a, const mx::Shape& b) {
+  return a.size() == b.size() && std::equal(a.begin(), a.end() - 1, b.begin());
+}
+
+int rows_of(const mx::array& matrices) {
+  int rows = 1;
+  for (std::size_t axis = 0; axis + 1 < matrices.ndim(); ++axis) rows *= matrices.shape(static_cast<int>(axis));
+  return rows;
+}
+
 }  // namespace
 
 std::optional<cpu::Element> element_of(mx::Dtype dtype) {
@@ -72,19 +83,20 @@ std::optional<cpu::Element> element_of(mx::Dtype dtype) {
   return {};
 }
 
-void check_weight(const char* function, const Weight& weight) {
+void check_weight(const char* function, const Weight& weight, std::size_t axes) {
   if (const auto* dense = std::get_if<DenseWeight>(&weight)) {
-    if (dense->ndim() != 2 || !mx::issubdtype(dense->dtype(), mx::floating)) {
-      refuse(function, "a dense weight must be floating [out, in], but got " + text(dense->shape()));
+    if (dense->ndim() != axes || !mx::issubdtype(dense->dtype(), mx::floating)) {
+      refuse(function, std::string("a dense weight must be floating ") + (axes == 2 ? "" : "and stacked ") +
+                           "[out, in], but got " + text(dense->shape()));
     }
     return;
   }
   if (const auto* m = std::get_if<MicroscaledWeight>(&weight)) {
     const auto& [packed, scales, format] = *m;
     const bool fits =
-        packed.ndim() == 2 && scales.ndim() == 2 && packed.dtype() == mx::uint32 && scales.dtype() == mx::uint8 &&
-        packed.shape(0) == scales.shape(0) &&
-        std::int64_t{packed.shape(1)} * 32 == std::int64_t{scales.shape(1)} * group_size_of(format) * bits_of(format);
+        packed.ndim() == axes && same_but_last(packed.shape(), scales.shape()) && packed.dtype() == mx::uint32 &&
+        scales.dtype() == mx::uint8 &&
+        std::int64_t{packed.shape(-1)} * 32 == std::int64_t{scales.shape(-1)} * group_size_of(format) * bits_of(format);
     if (fits) return;
     refuse(function, std::string("a weight of format ") + name_of(format) +
                          " must be packed uint32 with uint8 scales, but got " + text(packed.shape()) + " and " +
@@ -97,10 +109,10 @@ void check_weight(const char* function, const Weight& weight) {
     refuse(function, "a weight must have 2 to 6 or 8 bits in groups of 32, 64 or 128, but got " + std::to_string(bits) +
                          " in groups of " + std::to_string(group_size));
   }
-  const bool fits = packed.ndim() == 2 && scales.ndim() == 2 && packed.dtype() == mx::uint32 &&
-                    scales.shape() == biases.shape() && scales.dtype() == biases.dtype() &&
-                    mx::issubdtype(scales.dtype(), mx::floating) && packed.shape(0) == scales.shape(0) &&
-                    std::int64_t{packed.shape(1)} * 32 == std::int64_t{scales.shape(1)} * group_size * bits;
+  const bool fits = packed.ndim() == axes && packed.dtype() == mx::uint32 && scales.shape() == biases.shape() &&
+                    scales.dtype() == biases.dtype() && mx::issubdtype(scales.dtype(), mx::floating) &&
+                    same_but_last(packed.shape(), scales.shape()) &&
+                    std::int64_t{packed.shape(-1)} * 32 == std::int64_t{scales.shape(-1)} * group_size * bits;
   if (!fits) {
     refuse(function, "a weight must be packed uint32 with scales and biases of one floating dtype, but got " +
                          text(packed.shape()) + ", " + text(scales.shape()) + " and " + text(biases.shape()));
@@ -121,8 +133,8 @@ std::optional<cpu::WeightView> view_of(const Weight& weight) {
   if (const auto* dense = std::get_if<DenseWeight>(&weight)) {
     const auto element = element_of(dense->dtype());
     if (!element || !is_readable(*dense)) return {};
-    view.rows = dense->shape(0);
-    view.cols = dense->shape(1);
+    view.rows = rows_of(*dense);
+    view.cols = dense->shape(-1);
     view.element = *element;
     view.data = dense->data<std::byte>();
     return view;
@@ -131,8 +143,8 @@ std::optional<cpu::WeightView> view_of(const Weight& weight) {
   const auto& [packed, scales, biases, group_size, bits] = std::get<QuantizedWeight>(weight);
   const auto element = element_of(scales.dtype());
   if (!element || !is_readable(packed) || !is_readable(scales) || !is_readable(biases)) return {};
-  view.rows = packed.shape(0);
-  view.cols = scales.shape(1) * group_size;
+  view.rows = rows_of(packed);
+  view.cols = scales.shape(-1) * group_size;
   view.bits = bits;
   view.group_size = group_size;
   view.element = *element;

@@ -14,7 +14,8 @@ namespace reprise::kernels::internal {
 std::optional<cpu::Element> element_of(mlx::core::Dtype dtype);
 
 // Shape, dtypes and layout agree. Throws: invalid_argument, naming `function`, where they do not.
-void check_weight(const char* function, const Weight& weight);
+// `axes`: 2, or 3 for matrices stacked along a first axis.
+void check_weight(const char* function, const Weight& weight, std::size_t axes = 2);
 
 // A vector as float32: itself, or copied into `storage`. Evaluates it if it is not. Null for a dtype or layout that the
 // kernels cannot read. Both must outlive what is returned.
@@ -22,6 +23,7 @@ const float* floats_of(const mlx::core::array& vector, std::vector<float>& stora
 
 // Evaluates the weight if it is not. None for one that the kernels cannot read: another dtype, or not row-contiguous.
 // Requires: a weight that check_weight lets pass; it must outlive the view.
+// Stacked matrices are one of all their rows.
 std::optional<cpu::WeightView> view_of(const Weight& weight);
 
 }  // namespace reprise::kernels::internal
