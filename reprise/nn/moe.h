@@ -3,13 +3,15 @@
 #pragma once
 
 #include <optional>
-#include <variant>
 
 #include "mlx/array.h"
-#include "reprise/kernels/linear.h"
+#include "reprise/kernels/experts.h"
 #include "reprise/kernels/weight.h"
 
 namespace reprise {
+
+using kernels::ClippedSwiglu;
+using kernels::ExpertActivation;
 
 // As many affine maps as there are experts.
 class SwitchLinear {
@@ -20,18 +22,16 @@ class SwitchLinear {
   // x [..., in] for all of a token's experts, or [..., k, in] for each; experts: integers [..., k] → [..., k, out].
   mlx::core::array operator()(const mlx::core::array& x, const mlx::core::array& experts) const;
 
+  const kernels::ExpertMapsPtr& maps() const { return maps_; }
+
  private:
-  Weight weight_;
-  std::optional<mlx::core::array> bias_;
+  kernels::ExpertMapsPtr maps_;
 };
 
-// How gpt-oss gates: (clip(up, ±limit) + 1) · g · sigmoid(alpha · g) with g = min(gate, limit).
-struct ClippedSwiglu {
-  float alpha = 1.702f;
-  float limit = 7.0f;
+struct Routing {
+  mlx::core::array experts;  // uint32 [..., k]
+  mlx::core::array weights;  // [..., k]
 };
-
-using ExpertActivation = std::variant<kernels::GateActivation, ClippedSwiglu>;
 
 // A gated feed-forward block per expert.
 struct SwitchGlu {
@@ -40,13 +40,10 @@ struct SwitchGlu {
   SwitchLinear down_proj;
   ExpertActivation activation = kernels::GateActivation::silu;
 
+  // x [..., E] → [..., E]: the weighted sum of what each of a token's experts says.
+  mlx::core::array operator()(const mlx::core::array& x, const Routing& routing) const;
   // x [..., E], experts [..., k] → [..., k, E]: what each of a token's experts says.
   mlx::core::array operator()(const mlx::core::array& x, const mlx::core::array& experts) const;
-};
-
-struct Routing {
-  mlx::core::array experts;  // uint32 [..., k]
-  mlx::core::array weights;  // [..., k]
 };
 
 // The k experts of the highest scores [..., experts], and these scores; divided by their sum if `normalise`.
