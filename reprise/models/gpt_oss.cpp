@@ -27,10 +27,7 @@ struct GptOssMoe {
   SwitchGlu experts;
   int experts_per_token;
 
-  mx::array operator()(const mx::array& x) const {
-    const Routing routing = softmax_of_top_k(router(x), experts_per_token);
-    return combine(experts(x, routing.experts), routing.weights);
-  }
+  mx::array operator()(const mx::array& x) const { return experts(x, softmax_of_top_k(router(x), experts_per_token)); }
 };
 
 struct GptOssLayer {

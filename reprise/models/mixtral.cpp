@@ -25,10 +25,7 @@ struct MixtralMoe {
   SwitchGlu switch_mlp;
   int experts_per_token;
 
-  mx::array operator()(const mx::array& x) const {
-    const Routing routing = softmax_of_top_k(gate(x), experts_per_token);
-    return combine(switch_mlp(x, routing.experts), routing.weights);
-  }
+  mx::array operator()(const mx::array& x) const { return switch_mlp(x, softmax_of_top_k(gate(x), experts_per_token)); }
 };
 
 struct MixtralLayer {

@@ -32,8 +32,7 @@ struct Qwen3Moe {
 
   mx::array add_to(const mx::array& residual, const RmsNorm& norm, const mx::array& r) const {
     const mx::array x = norm(r);
-    const Routing routing = top_k_of_softmax(gate(x), experts_per_token, normalise);
-    return mx::add(residual, combine(switch_mlp(x, routing.experts), routing.weights));
+    return mx::add(residual, switch_mlp(x, top_k_of_softmax(gate(x), experts_per_token, normalise)));
   }
 };
 
