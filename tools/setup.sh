@@ -7,7 +7,7 @@ mlx_folder=$cache/mlx
 model_file=$cache/models/SmolLM2-135M-Instruct.Q4_1.gguf
 
 debian_packages="ca-certificates g++ cmake ninja-build pkg-config python3-pip
-  libopenblas-dev libssl-dev nlohmann-json3-dev libcli11-dev libedit-dev libgtest-dev libhwy-dev"
+  libopenblas-dev libssl-dev nlohmann-json3-dev libcli11-dev libedit-dev libcurl4-openssl-dev libgtest-dev libhwy-dev"
 brew_packages="cmake ninja pkg-config nlohmann-json cli11 openssl@3 googletest highway"
 rust_minimum=87 # as in 1.87
 

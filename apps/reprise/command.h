@@ -14,5 +14,6 @@ void add_generate(CLI::App& app, Action& chosen);
 void add_cache_prompt(CLI::App& app, Action& chosen);
 void add_inspect(CLI::App& app, Action& chosen);
 void add_bench(CLI::App& app, Action& chosen);
+void add_pull(CLI::App& app, Action& chosen);
 
 }  // namespace reprise::app

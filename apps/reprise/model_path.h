@@ -12,7 +12,7 @@ namespace reprise::app {
 // Throws: Error (not_found), naming the ways to say it.
 std::string choose_model(const std::optional<std::string>& flag);
 
-// A path as it is; a hub id (ORG/NAME) becomes its folder in the local Hugging Face cache.
+// A path as it is; a hub id (ORG/NAME[@REV]) becomes its folder, or one .gguf file, in the local Hugging Face cache.
 // Throws: Error (not_found), saying how to get it.
 std::filesystem::path resolve_model(const std::string& name);
 
