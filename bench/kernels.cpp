@@ -9,7 +9,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bench/flags.h"
@@ -23,6 +26,8 @@
 #include "reprise/base/thread_pool.h"
 #include "reprise/kernels/attention.h"
 #include "reprise/kernels/cpu_target.h"
+#include "reprise/kernels/delta_rule.h"
+#include "reprise/kernels/rg_lru.h"
 #include "reprise/kernels/select.h"
 
 namespace {
@@ -222,6 +227,40 @@ void measure_sampling(Runner& runner, const Shapes& shapes) {
   add("draw top-k 40", draw({.top_k = 40}));
 }
 
+// The recurrences of Qwen3-Next (32 heads, states of 128 by 128) and RecurrentGemma 2B. As in a model, nobody but the
+// next operation holds a state.
+void measure_recurrences(Runner& runner) {
+  const auto add = [&](const std::string& name, double bytes, double operations, const auto& step) {
+    if (!runner.wants(name)) return;
+    Case one{name, bytes, operations, {}};
+    for (std::size_t i = 0; i < copies(bytes); ++i) {
+      one.run.emplace_back([step, state = std::make_shared<std::optional<mx::array>>()] {
+        auto result = step(std::exchange(*state, std::nullopt));
+        *state = result.state;
+        return std::vector{result.output};
+      });
+    }
+    runner.measure(one);
+  };
+  constexpr int kHeads = 32, kSize = 128, kFeatures = 2560;
+  const kernels::DeltaRuleParams params{kHeads / 2, kHeads, kSize, kSize, mx::ones({kHeads}), mx::zeros({kHeads})};
+  for (const int columns : {1, 256}) {
+    const auto random = [&](int size) {
+      auto x = mx::random::normal({1, columns, size});
+      x.eval();
+      return x;
+    };
+    const double state = 4.0 * kHeads * kSize * kSize;
+    const kernels::DeltaRuleInputs delta{random(2 * kHeads * kSize), random(kHeads), random(kHeads)};
+    const std::string text = std::to_string(columns) + (columns == 1 ? " column" : " columns");
+    add("gated delta rule, 32 heads of 128, " + text, 2.0 * state, state / 4.0 * 8.0 * columns,
+        [=](auto before) { return kernels::gated_delta_rule(delta, params, before); });
+    const kernels::RgLruInputs lru{random(kFeatures), random(kFeatures), random(kFeatures), mx::ones({kFeatures})};
+    add("RG-LRU, 2560 features, " + text, 16.0 * kFeatures * columns, 10.0 * kFeatures * columns,
+        [=](auto before) { return kernels::rg_lru(lru, before); });
+  }
+}
+
 // Must come before the kernels choose for themselves.
 void force_target(const std::string& name) {
   ::setenv("REPRISE_CPU_TARGET", name.c_str(), 1);
@@ -258,6 +297,7 @@ int run(const Flags& flags) {
   measure_head(runner, kLlama8B, bits, group_size);
   measure_attention(runner, kLlama8B);
   measure_sampling(runner, kLlama8B);
+  measure_recurrences(runner);
   if (flags.text("json").empty() || write_json(flags.text("json"), runner.results())) return 0;
   throw Error(ErrorCode::internal, "cannot write " + flags.text("json"));
 }

@@ -16,7 +16,7 @@ struct DeltaRuleParams {
   int value_heads;  // Hv
   int key_dim;      // Dk
   int value_dim;    // Dv
-  // Evaluated. A head keeps α = exp(-decay · softplus(a + dt_bias)) of its state from column to column.
+  // A head keeps α = exp(-decay · softplus(a + dt_bias)) of its state from column to column.
   mlx::core::array decay;    // float32 [Hv], ≥ 0
   mlx::core::array dt_bias;  // float32 [Hv]
 };

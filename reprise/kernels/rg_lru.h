@@ -14,7 +14,7 @@ struct RgLruInputs {
   mlx::core::array x;               // [B, L, D]
   mlx::core::array input_gate;      // [B, L, D]: before its sigmoid
   mlx::core::array recurrent_gate;  // [B, L, D]: before its sigmoid
-  mlx::core::array decay;           // float32 [D], ≥ 0: c · softplus(Λ); evaluated
+  mlx::core::array decay;           // float32 [D], ≥ 0: c · softplus(Λ)
   // bool [B, L]; false: padding, which leaves the state as it is and whose output means nothing. None: all are real.
   std::optional<mlx::core::array> real = {};
 };

@@ -18,7 +18,7 @@ struct RgLruParams {
   mlx::core::array input_gate_bias;        // [H, d]
   mlx::core::array recurrent_gate_weight;  // [H, d, d]
   mlx::core::array recurrent_gate_bias;    // [H, d]
-  mlx::core::array decay;                  // float32 [D]: c · softplus(Λ); evaluated
+  mlx::core::array decay;                  // float32 [D]: c · softplus(Λ)
 };
 
 // kernels::rg_lru with gates made of x [B, L, D]. Columns of padding leave the state as it is. state: float32 [B, D],
