@@ -22,6 +22,7 @@ struct GgufTokenizerData {
   std::optional<bool> add_eos_token;
   std::optional<bool> add_space_prefix;
   std::optional<TokenId> unknown_token_id;
+  bool strips_after_special = false;  // blanks behind a special token in a text belong to it (Phi 3)
 };
 
 // Exactly one of `tokenizer_json` and `gguf` is set.

@@ -19,22 +19,6 @@ internal::TextkitTokenizer make_textkit(const std::string& json) {
   return internal::TextkitTokenizer(made);
 }
 
-internal::TextkitTokenizer make_textkit(const internal::GgufTokenizer& gguf) {
-  const textkit_bpe bpe{.tokens = gguf.tokens.data(),
-                        .num_tokens = gguf.tokens.size(),
-                        .merges = gguf.merges.data(),
-                        .num_merges = gguf.merges.size() / 2,
-                        .added = gguf.added.data(),
-                        .added_is_special = gguf.added_is_special.data(),
-                        .num_added = gguf.added.size()};
-  textkit_tokenizer* made = nullptr;
-  internal::TextkitText message;
-  const textkit_status status =
-      textkit_tokenizer_new_bpe(gguf.json.data(), gguf.json.size(), &bpe, &made, message.out());
-  internal::check_textkit(status, "Tokenizer", message);
-  return internal::TextkitTokenizer(made);
-}
-
 class TextkitIds {
  public:
   TextkitIds() = default;
@@ -64,7 +48,7 @@ Tokenizer::Tokenizer(const TokenizerData& data) {
                     (data.gguf ? "both" : "neither"));
   }
   auto impl = std::make_shared<Impl>();
-  impl->textkit = data.gguf ? make_textkit(internal::gguf_tokenizer(data)) : make_textkit(data.tokenizer_json);
+  impl->textkit = data.gguf ? internal::make_gguf_tokenizer(data) : make_textkit(data.tokenizer_json);
   const textkit_tokenizer* textkit = impl->textkit.get();
   impl->bos_token_id = data.bos_token_id;
   if (!impl->bos_token_id && !data.bos_token.empty()) impl->bos_token_id = find_token(textkit, data.bos_token);

@@ -64,6 +64,32 @@ typedef struct textkit_bpe {
 // From a tokenizer.json whose "model" is a BPE without vocabulary and merges, and which has no added tokens.
 textkit_status textkit_tokenizer_new_bpe(const char* json, size_t size, const textkit_bpe* bpe,
                                          textkit_tokenizer** tokenizer, textkit_text* error);
+
+// What a token of a SentencePiece vocabulary is.
+typedef enum textkit_kind {
+  textkit_kind_normal = 0,
+  textkit_kind_user_defined = 1,    // stands for itself wherever it is spelled out
+  textkit_kind_special = 2,         // the same, and left out where special tokens are skipped
+  textkit_kind_special_strips = 3,  // the same; blanks behind it belong to it
+  textkit_kind_byte = 4,            // "<0x0A>"
+} textkit_kind;
+
+// A vocabulary of tokens with scores, in which neighbours are joined by the score of what they make.
+typedef struct textkit_sentencepiece {
+  const textkit_slice* tokens;  // id i is tokens[i]; U+2581 stands for a space
+  const float* scores;          // finite
+  const uint8_t* kinds;
+  size_t num_tokens;
+  const uint32_t* unknown;  // null: what the vocabulary cannot spell is left out
+  const uint32_t* before;   // what add_special_tokens puts around a text
+  size_t num_before;
+  const uint32_t* after;
+  size_t num_after;
+  int space_prefix;  // a text begins with a space that is not written
+} textkit_sentencepiece;
+
+textkit_status textkit_tokenizer_new_sentencepiece(const textkit_sentencepiece* vocabulary,
+                                                   textkit_tokenizer** tokenizer, textkit_text* error);
 void textkit_tokenizer_free(textkit_tokenizer* tokenizer);
 
 // `text` must be UTF-8. Special tokens spelled out in it become their ids.

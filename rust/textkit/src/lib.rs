@@ -3,6 +3,7 @@
 mod failure;
 mod jinja;
 mod pieces;
+mod sentencepiece;
 mod tokenizer;
 
 use std::ffi::{c_char, c_int};
@@ -41,6 +42,20 @@ pub struct Bpe {
     num_added: usize,
 }
 
+#[repr(C)]
+pub struct SentencePieceVocabulary {
+    tokens: *const Slice,
+    scores: *const f32,
+    kinds: *const u8,
+    num_tokens: usize,
+    unknown: *const u32,
+    before: *const u32,
+    num_before: usize,
+    after: *const u32,
+    num_after: usize,
+    space_prefix: c_int,
+}
+
 /// The caller's items. A null pointer is an empty list.
 unsafe fn items<'a, T>(data: *const T, size: usize) -> &'a [T] {
     if data.is_null() || size == 0 {
@@ -62,6 +77,31 @@ unsafe fn vocabulary(bpe: &Bpe) -> Vocabulary<'_> {
             .map(|(id, special)| (*id, *special != 0))
             .collect(),
     }
+}
+
+unsafe fn sentencepiece_vocabulary(given: &SentencePieceVocabulary) -> Result<sentencepiece::Vocabulary<'_>> {
+    let slices = items(given.tokens, given.num_tokens);
+    let scores = items(given.scores, given.num_tokens);
+    let kinds = items(given.kinds, given.num_tokens);
+    let mut tokens = Vec::with_capacity(slices.len());
+    for ((slice, score), kind) in slices.iter().zip(scores).zip(kinds) {
+        let kind = match kind {
+            0 => sentencepiece::Kind::Normal,
+            1 => sentencepiece::Kind::Added { special: false, strips: false },
+            2 => sentencepiece::Kind::Added { special: true, strips: false },
+            3 => sentencepiece::Kind::Added { special: true, strips: true },
+            4 => sentencepiece::Kind::Byte,
+            _ => return Err(Failure::invalid(format!("a token's kind {kind}"))),
+        };
+        tokens.push((bytes(slice.data, slice.size), *score, kind));
+    }
+    Ok(sentencepiece::Vocabulary {
+        tokens,
+        unknown: given.unknown.as_ref().copied(),
+        before: items(given.before, given.num_before).to_vec(),
+        after: items(given.after, given.num_after).to_vec(),
+        space_prefix: given.space_prefix != 0,
+    })
 }
 
 /// The caller's bytes. A null pointer is an empty text.
@@ -154,6 +194,19 @@ pub unsafe extern "C" fn textkit_tokenizer_new_bpe(
     entry(
         error,
         || TextTokenizer::from_bpe(bytes(json, size), &vocabulary(bpe)),
+        |made| *tokenizer = Box::into_raw(Box::new(made)),
+    )
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn textkit_tokenizer_new_sentencepiece(
+    vocabulary: &SentencePieceVocabulary,
+    tokenizer: *mut *mut TextTokenizer,
+    error: *mut Text,
+) -> Status {
+    entry(
+        error,
+        || TextTokenizer::from_sentencepiece(&sentencepiece_vocabulary(vocabulary)?),
         |made| *tokenizer = Box::into_raw(Box::new(made)),
     )
 }

@@ -31,7 +31,7 @@ impl Strings {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Use {
+pub enum Use {
     Unused,
     Normal,
     Special,
@@ -44,6 +44,35 @@ pub struct Pieces {
     /// None when the first token of a text is like any other.
     first: Option<Strings>,
     pub strip_left: usize,
+}
+
+/// Pieces of a vocabulary whose ids have no gaps, where the first token of a text is like any other.
+pub struct PiecesBuilder(Pieces);
+
+impl PiecesBuilder {
+    pub fn new(size: usize, strip_left: usize) -> Result<PiecesBuilder> {
+        if size > MAX_ID as usize {
+            return Err(Failure::corrupt(format!("{size} tokens are beyond {MAX_ID}")));
+        }
+        Ok(PiecesBuilder(Pieces {
+            uses: Vec::with_capacity(size),
+            tokens: Strings::default(),
+            later: Strings::default(),
+            first: None,
+            strip_left,
+        }))
+    }
+
+    /// The next id's.
+    pub fn push(&mut self, used: Use, token: &str, piece: &[u8]) {
+        self.0.uses.push(used);
+        self.0.tokens.push(token.as_bytes());
+        self.0.later.push(piece);
+    }
+
+    pub fn finish(self) -> Pieces {
+        self.0
+    }
 }
 
 impl Pieces {
@@ -194,7 +223,7 @@ impl<'a> Plan<'a> {
     }
 }
 
-fn fallback_byte(token: &str) -> Option<u8> {
+pub fn fallback_byte(token: &str) -> Option<u8> {
     let hex = token.strip_prefix("<0x")?.strip_suffix('>')?;
     if hex.len() == 2 && hex.is_ascii() {
         u8::from_str_radix(hex, 16).ok()

@@ -7,6 +7,7 @@ use tokenizers::{AddedToken, Tokenizer};
 
 use crate::failure::{Failure, Result};
 use crate::pieces::Pieces;
+use crate::sentencepiece::{self, SentencePiece};
 
 /// A byte-pair vocabulary: the caller's bytes, not yet known to be UTF-8.
 pub struct Vocabulary<'a> {
@@ -47,8 +48,14 @@ fn filled(empty: &BPE, vocabulary: &Vocabulary) -> Result<BPE> {
     builder.build().map_err(unparsed)
 }
 
+enum Encoder {
+    /// The library's own.
+    Library(Box<Tokenizer>),
+    SentencePiece(SentencePiece),
+}
+
 pub struct TextTokenizer {
-    tokenizer: Tokenizer,
+    encoder: Encoder,
     pub pieces: Pieces,
     pub vocab_size: usize,
 }
@@ -82,20 +89,32 @@ impl TextTokenizer {
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None).map_err(|e| Failure::corrupt(e.to_string()))?;
         let pieces = Pieces::new(&tokenizer, largest)?;
-        Ok(TextTokenizer { tokenizer, pieces, vocab_size })
+        Ok(TextTokenizer { encoder: Encoder::Library(Box::new(tokenizer)), pieces, vocab_size })
+    }
+
+    pub fn from_sentencepiece(vocabulary: &sentencepiece::Vocabulary) -> Result<TextTokenizer> {
+        let (model, pieces) = SentencePiece::new(vocabulary)?;
+        Ok(TextTokenizer { encoder: Encoder::SentencePiece(model), pieces, vocab_size: vocabulary.tokens.len() })
     }
 
     pub fn encode(&self, text: &[u8], add_special_tokens: bool) -> Result<Vec<u32>> {
         let text = std::str::from_utf8(text)
             .map_err(|e| Failure::invalid(format!("text is not UTF-8 at byte {}", e.valid_up_to())))?;
-        let encoding = self
-            .tokenizer
-            .encode_fast(text, add_special_tokens)
-            .map_err(|e| Failure::invalid(format!("text cannot be encoded: {e}")))?;
-        Ok(encoding.get_ids().to_vec())
+        match &self.encoder {
+            Encoder::SentencePiece(model) => Ok(model.encode(&self.pieces, text, add_special_tokens)),
+            Encoder::Library(tokenizer) => {
+                let encoding = tokenizer
+                    .encode_fast(text, add_special_tokens)
+                    .map_err(|e| Failure::invalid(format!("text cannot be encoded: {e}")))?;
+                Ok(encoding.get_ids().to_vec())
+            }
+        }
     }
 
     pub fn token_to_id(&self, token: &[u8]) -> Option<u32> {
-        self.tokenizer.token_to_id(std::str::from_utf8(token).ok()?)
+        match &self.encoder {
+            Encoder::SentencePiece(model) => model.token_to_id(&self.pieces, token),
+            Encoder::Library(tokenizer) => tokenizer.token_to_id(std::str::from_utf8(token).ok()?),
+        }
     }
 }
