@@ -44,7 +44,7 @@ struct Experts {
     if (normalise == NormaliseScores::yes) {
       weights = mx::divide(weights, mx::add(mx::sum(weights, -1, /*keepdims=*/true), number(1e-6f)));
     }
-    return combine(switch_mlp(x, chosen), mx::multiply(weights, number(scaling_factor)));
+    return switch_mlp(x, Routing{chosen, mx::multiply(weights, number(scaling_factor))});
   }
 };
 

@@ -38,7 +38,7 @@ struct SharedExpertMoe {
   mx::array operator()(const mx::array& x) const {
     const Routing routing = top_k_of_softmax(gate(x), per_token, normalise);
     const mx::array shared = mx::multiply(mx::sigmoid(shared_expert_gate(x)), shared_expert(x));
-    return mx::add(combine(switch_mlp(x, routing.experts), routing.weights), shared);
+    return mx::add(switch_mlp(x, routing), shared);
   }
 };
 
