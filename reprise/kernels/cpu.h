@@ -8,9 +8,10 @@
 
 namespace reprise::kernels::cpu {
 
-enum class Element : std::uint8_t { f32, f16, bf16 };
+// e8m0: powers of two, as scales alone; the weight's values then are e2m1 (see below).
+enum class Element : std::uint8_t { f32, f16, bf16, e8m0 };
 
-inline std::size_t size_of(Element element) { return element == Element::f32 ? 4 : 2; }
+inline std::size_t size_of(Element element) { return element == Element::f32 ? 4 : element == Element::e8m0 ? 1 : 2; }
 
 // A matrix [rows, cols] = [out, in], row-contiguous, as MLX stores it.
 struct WeightView {
@@ -21,8 +22,14 @@ struct WeightView {
   Element element = Element::f32;  // of a dense matrix, or of scales and biases
   const void* data = nullptr;      // dense elements, or uint32 [rows, cols * bits / 32]
   const void* scales = nullptr;    // [rows, cols / group_size]
-  const void* biases = nullptr;
+  const void* biases = nullptr;    // null with e8m0 scales
 };
+
+// MXFP4's values, of which all sixteen are halves: products take them doubled and raised to begin at zero, as if they
+// were quantised by scale / 2 with a bias of -kE2m1Zero times that.
+inline constexpr std::uint8_t kE2m1Raised[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+inline constexpr float kE2m1Zero = 12.0F;
+inline bool is_e2m1(const WeightView& weight) { return weight.bits != 0 && weight.element == Element::e8m0; }
 
 // `count` of its rows.
 inline WeightView rows_of(const WeightView& weight, std::size_t first, int count) {

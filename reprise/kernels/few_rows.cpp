@@ -42,6 +42,8 @@ void multiply_dense_rows(const WeightView& weight, int num_rows, const void* pre
       return multiply_dense<hwy::bfloat16_t>(weight, layout, num_rows, rows, begin, end, out, ldo);
     case Element::f32:
       return multiply_dense<float>(weight, layout, num_rows, rows, begin, end, out, ldo);
+    case Element::e8m0:
+      return;  // of no dense weight
   }
 #endif
 }

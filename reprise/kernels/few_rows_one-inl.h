@@ -32,7 +32,7 @@ HWY_INLINE hn::Vec<Int32s> add_bytes(hn::Vec<Bytes> a, const std::uint8_t* b, hn
 #endif
 
 // Σ weight · x of one block in each 32-bit lane.
-template <int kWidth>
+template <int kWidth, Values kValues>
 HWY_INLINE hn::Vec<Int32s> dot_block(hn::Vec<Bytes> packed, const std::uint8_t* HWY_RESTRICT x) {
   auto sums = hn::Zero(Int32s());
 #if HWY_TARGET <= HWY_AVX3_DL
@@ -44,8 +44,12 @@ HWY_INLINE hn::Vec<Int32s> dot_block(hn::Vec<Bytes> packed, const std::uint8_t* 
     const Bytes d;
     const hn::Repartition<std::uint16_t, Bytes> d16;
     const auto mask = hn::Set(d, 15);
-    const auto even = hn::And(packed, mask);
-    const auto odd = hn::And(hn::BitCast(d, hn::ShiftRight<4>(hn::BitCast(d16, packed))), mask);
+    auto even = hn::And(packed, mask);
+    auto odd = hn::And(hn::BitCast(d, hn::ShiftRight<4>(hn::BitCast(d16, packed))), mask);
+    if constexpr (kValues == Values::e2m1) {
+      even = e2m1_values(even);
+      odd = e2m1_values(odd);
+    }
     sums = hn::ShiftLeft<8>(add_bytes(odd, x + kVector, add_bytes(even, x, sums)));
     return add_bytes(odd, x + 3 * kVector, add_bytes(even, x + 2 * kVector, sums));
   }
@@ -53,7 +57,7 @@ HWY_INLINE hn::Vec<Int32s> dot_block(hn::Vec<Bytes> packed, const std::uint8_t* 
   const Int16s d;
   const auto* parts = reinterpret_cast<const std::int16_t*>(x);
   hn::Vec<Int16s> values[16 / kWidth];
-  unpack<kWidth>(packed, values);
+  unpack<kWidth, kValues>(packed, values);
   // NEON has two sums, of either half of the lanes; there a vector is never longer than a group.
   auto other = hn::Zero(Int32s());
 #pragma GCC unroll 4
@@ -86,7 +90,7 @@ struct Columns {
   std::size_t count;
 };
 
-template <int kWidth>
+template <int kWidth, Values kValues>
 HWY_NOINLINE void columns_times_row(const Layout& layout, const Columns& columns,
                                     const std::uint8_t* HWY_RESTRICT prepared, float* HWY_RESTRICT out) {
   const Floats df;
@@ -121,7 +125,7 @@ HWY_NOINLINE void columns_times_row(const Layout& layout, const Columns& columns
 #pragma GCC unroll 4
       for (std::size_t c = 0; c < kQuad; ++c) {
         hwy::Prefetch(packed[c] + v * kVector + ahead);
-        const auto dot = dot_block<kWidth>(hn::LoadU(d8, packed[c] + v * kVector), x);
+        const auto dot = dot_block<kWidth, kValues>(hn::LoadU(d8, packed[c] + v * kVector), x);
         acc[c] = hn::MulAdd(hn::ConvertTo(df, dot), lane_scales<kWidth>(scales[c] + group, indices), acc[c]);
       }
     }
@@ -129,7 +133,7 @@ HWY_NOINLINE void columns_times_row(const Layout& layout, const Columns& columns
       const std::size_t group = (whole * layout.values) >> group_shift;
 #pragma GCC unroll 4
       for (std::size_t c = 0; c < kQuad; ++c) {
-        const auto dot = dot_block<kWidth>(load_first(packed[c] + whole * kVector, rest), x);
+        const auto dot = dot_block<kWidth, kValues>(load_first(packed[c] + whole * kVector, rest), x);
         acc[c] = hn::MulAdd(hn::ConvertTo(df, dot), lane_scales<kWidth>(scales[c] + group, indices), acc[c]);
       }
     }

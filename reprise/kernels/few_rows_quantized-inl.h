@@ -80,10 +80,10 @@ inline void multiply_by_scales(float* HWY_RESTRICT values, std::size_t count, st
 inline void prefetch_next(const WeightView& weight, std::size_t first, std::size_t count) {
   const std::size_t size = size_of(weight.element);
   prefetch(static_cast<const std::uint8_t*>(weight.scales) + first * size, count * size);
-  prefetch(static_cast<const std::uint8_t*>(weight.biases) + first * size, count * size);
+  if (weight.biases != nullptr) prefetch(static_cast<const std::uint8_t*>(weight.biases) + first * size, count * size);
 }
 
-template <int kWidth>
+template <int kWidth, Values kValues>
 void multiply_one(const WeightView& weight, const Layout& layout, const std::uint8_t* prepared, std::size_t begin,
                   std::size_t end, float* out) {
   const std::size_t groups = layout.groups;
@@ -99,20 +99,20 @@ void multiply_one(const WeightView& weight, const Layout& layout, const std::uin
   const auto* row_scales = reinterpret_cast<const float*>(prepared + layout.scales_offset);
   for (std::size_t n = begin; n < end; n += at_once) {
     const std::size_t count = std::min(at_once, end - n);
-    to_floats(weight.element, weight.scales, n * groups, count * groups, scales);
-    to_floats(weight.element, weight.biases, n * groups, count * groups, biases);
+    scales_of(weight, n * groups, count * groups, scales);
+    biases_of(weight, n * groups, count * groups, biases);
     prefetch_next(weight, (n + count) * groups, at_once * groups);
     multiply_by_scales(scales, count, groups, row_scales);
     // The last column's last vector may hold groups past its end: products of zeros, which stay zeros only times
     // numbers.
     std::fill_n(scales + count * groups, kMaxLanes, 0.0F);
     const Rows rows = rows_of(n, count, buffer);
-    columns_times_row<kWidth>(layout, {rows.data, rows.stride, rows.bytes, scales, biases, count}, prepared,
-                              out + (n - begin));
+    columns_times_row<kWidth, kValues>(layout, {rows.data, rows.stride, rows.bytes, scales, biases, count}, prepared,
+                                       out + (n - begin));
   }
 }
 
-template <int kWidth>
+template <int kWidth, Values kValues>
 void multiply_several(const WeightView& weight, const Layout& layout, int num_rows, const std::uint8_t* prepared,
                       std::size_t begin, std::size_t end, float* out, std::size_t ldo) {
   const std::size_t groups = layout.groups;
@@ -124,9 +124,9 @@ void multiply_several(const WeightView& weight, const Layout& layout, int num_ro
   auto* buffer = reinterpret_cast<std::uint8_t*>(biases + room);
   for (std::size_t n = begin; n < end; n += kPanel) {
     const std::size_t count = std::min(kPanel, end - n);
-    to_floats(weight.element, weight.scales, n * groups, count * groups, floats);
+    scales_of(weight, n * groups, count * groups, floats);
     transpose_panel(floats, groups, scales);
-    to_floats(weight.element, weight.biases, n * groups, count * groups, floats);
+    biases_of(weight, n * groups, count * groups, floats);
     transpose_panel(floats, groups, biases);
     prefetch_next(weight, (n + count) * groups, kPanel * groups);
     Rows rows = rows_of(n, count, buffer);
@@ -136,20 +136,21 @@ void multiply_several(const WeightView& weight, const Layout& layout, int num_ro
       rows.data = buffer;
     }
     for_tiles(SeveralTiles(), num_rows, [&](auto tile, std::size_t first) {
-      panel_times_rows<kWidth, tile>(layout, {rows.data, rows.stride, scales, biases}, prepared, first, count,
-                                     out + (n - begin), ldo);
+      panel_times_rows<kWidth, kValues, tile>(layout, {rows.data, rows.stride, scales, biases}, prepared, first, count,
+                                              out + (n - begin), ldo);
     });
   }
 }
 
-template <int kWidth>
+template <int kWidth, Values kValues>
 void multiply_quantized(const WeightView& weight, const Layout& layout, int num_rows, const std::uint8_t* prepared,
                         int begin, int end, float* out, std::size_t ldo) {
   if (num_rows == 1) {
-    multiply_one<kWidth>(weight, layout, prepared, static_cast<std::size_t>(begin), static_cast<std::size_t>(end), out);
+    multiply_one<kWidth, kValues>(weight, layout, prepared, static_cast<std::size_t>(begin),
+                                  static_cast<std::size_t>(end), out);
   } else {
-    multiply_several<kWidth>(weight, layout, num_rows, prepared, static_cast<std::size_t>(begin),
-                             static_cast<std::size_t>(end), out, ldo);
+    multiply_several<kWidth, kValues>(weight, layout, num_rows, prepared, static_cast<std::size_t>(begin),
+                                      static_cast<std::size_t>(end), out, ldo);
   }
 }
 

@@ -21,10 +21,12 @@ void multiply_quantized_rows(const WeightView& weight, int num_rows, const void*
 #else
   const Layout layout({weight.cols, weight.bits, weight.group_size, true}, num_rows, hn::Lanes(Bytes()));
   const auto* rows = static_cast<const std::uint8_t*>(prepared);
-  if (width_of(weight.bits) == 4) {
-    multiply_quantized<4>(weight, layout, num_rows, rows, begin, end, out, ldo);
+  if (is_e2m1(weight)) {
+    multiply_quantized<4, Values::e2m1>(weight, layout, num_rows, rows, begin, end, out, ldo);
+  } else if (width_of(weight.bits) == 4) {
+    multiply_quantized<4, Values::numbers>(weight, layout, num_rows, rows, begin, end, out, ldo);
   } else {
-    multiply_quantized<8>(weight, layout, num_rows, rows, begin, end, out, ldo);
+    multiply_quantized<8, Values::numbers>(weight, layout, num_rows, rows, begin, end, out, ldo);
   }
 #endif
 }

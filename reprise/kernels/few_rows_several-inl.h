@@ -90,7 +90,7 @@ struct Panel {
   const float* biases;
 };
 
-template <int kWidth, int kRows>
+template <int kWidth, Values kValues, int kRows>
 HWY_NOINLINE void panel_times_rows(const Layout& layout, const Panel& panel, const std::uint8_t* HWY_RESTRICT prepared,
                                    std::size_t first, std::size_t count, float* HWY_RESTRICT out, std::size_t ldo) {
   const Floats df;
@@ -126,7 +126,7 @@ HWY_NOINLINE void panel_times_rows(const Layout& layout, const Panel& panel, con
 #pragma GCC unroll 1
       for (std::size_t word = 0; word < 4; ++word) {
         hn::Vec<Int16s> values[kParts];
-        unpack<kWidth>(hn::Load(Bytes(), words + word * kVector), values);
+        unpack<kWidth, kValues>(hn::Load(Bytes(), words + word * kVector), values);
 #pragma GCC unroll 4
         for (std::size_t part = 0; part < kParts; ++part)
 #pragma GCC unroll 8

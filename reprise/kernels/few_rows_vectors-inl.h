@@ -16,6 +16,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "reprise/kernels/cpu.h"
 #include "reprise/kernels/few_rows_layout.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -58,8 +59,16 @@ HWY_INLINE hn::Vec<Bytes> load_first(const std::uint8_t* from, std::size_t bytes
 #endif
 }
 
+// What a weight's bits stand for.
+enum class Values { numbers, e2m1 };
+
+// Bytes below 16 → what these codes stand for.
+HWY_INLINE hn::Vec<Bytes> e2m1_values(hn::Vec<Bytes> codes) {
+  return hn::TableLookupBytes(hn::LoadDup128(Bytes(), kE2m1Raised), codes);
+}
+
 // Packed weights → parts of 16-bit values.
-template <int kWidth>
+template <int kWidth, Values kValues>
 HWY_INLINE void unpack(hn::Vec<Bytes> packed, hn::Vec<Int16s>* HWY_RESTRICT values) {
   const Int16s d;
   const hn::Repartition<std::uint16_t, Bytes> du;
@@ -72,13 +81,27 @@ HWY_INLINE void unpack(hn::Vec<Bytes> packed, hn::Vec<Int16s>* HWY_RESTRICT valu
     values[2] = hn::BitCast(d, hn::And(hn::ShiftRight<8>(bits), mask));
   }
   values[kParts - 1] = hn::BitCast(d, hn::ShiftRight<16 - kWidth>(bits));
+  if constexpr (kValues == Values::e2m1) {
+    const auto lower = hn::Set(d, 0xff);
+#pragma GCC unroll 4
+    for (int part = 0; part < kParts; ++part)
+      values[part] = hn::And(hn::BitCast(d, e2m1_values(hn::BitCast(Bytes(), values[part]))), lower);
+  }
 }
+
+struct PowerOfTwo {
+  std::uint8_t exponent;
+};
 
 // Elements from any address, as floats.
 template <typename T>
 HWY_INLINE hn::Vec<Floats> load_floats(const std::uint8_t* from) {
   const Floats df;
-  if constexpr (std::is_same_v<T, float>) {
+  if constexpr (std::is_same_v<T, PowerOfTwo>) {
+    const hn::Repartition<std::uint32_t, Bytes> d32;
+    const auto exponents = hn::PromoteTo(d32, hn::LoadU(hn::Rebind<std::uint8_t, Floats>(), from));
+    return hn::BitCast(df, hn::ShiftLeft<23>(exponents));
+  } else if constexpr (std::is_same_v<T, float>) {
     return hn::LoadU(df, reinterpret_cast<const float*>(from));
   } else {
     return hn::PromoteTo(df, hn::LoadU(hn::Rebind<T, Floats>(), reinterpret_cast<const T*>(from)));
@@ -109,7 +132,27 @@ inline void to_floats(Element element, const void* from, std::size_t first, std:
       return to_floats<hwy::bfloat16_t>(from, first, count, out);
     case Element::f32:
       return to_floats<float>(from, first, count, out);
+    case Element::e8m0:
+      return to_floats<PowerOfTwo>(from, first, count, out);
   }
+}
+
+// [first, first + count) of a weight's scales or biases as the values' form has them; writes whole vectors.
+inline void times(float factor, std::size_t count, float* HWY_RESTRICT values) {
+  const Floats df;
+  for (std::size_t k = 0; k < count; k += hn::Lanes(df))
+    hn::StoreU(hn::Mul(hn::LoadU(df, values + k), hn::Set(df, factor)), df, values + k);
+}
+
+inline void scales_of(const WeightView& weight, std::size_t first, std::size_t count, float* HWY_RESTRICT out) {
+  to_floats(weight.element, weight.scales, first, count, out);
+  if (is_e2m1(weight)) times(0.5F, count, out);
+}
+
+inline void biases_of(const WeightView& weight, std::size_t first, std::size_t count, float* HWY_RESTRICT out) {
+  if (!is_e2m1(weight)) return to_floats(weight.element, weight.biases, first, count, out);
+  to_floats(weight.element, weight.scales, first, count, out);
+  times(-0.5F * kE2m1Zero, count, out);
 }
 
 // The sums over the lanes of four vectors → out[0, count).

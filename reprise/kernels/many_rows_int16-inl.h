@@ -84,11 +84,21 @@ inline void prepare_int16(const Int16Rows& rows, std::size_t group, const float*
 
 // ---- Weights
 
+// What a weight's bits stand for.
+enum class Values { numbers, e2m1 };
+
 // The 16 pairs of one block of 32 from its `kBits` words.
-template <int kBits>
+template <int kBits, Values kValues>
 HWY_INLINE void unpack_block(const float* words, std::int32_t* pairs) {
   const auto word = [&](std::size_t i) { return hn::BitCast(kWords, hn::Load(kFloats, words + i * kStrip)); };
-  const auto store = [&](std::size_t i, WordVec v) { hn::Store(hn::BitCast(kInts, v), kInts, pairs + i * kStrip); };
+  const auto store = [&](std::size_t i, WordVec v) HWY_ATTR {
+    if constexpr (kValues == Values::e2m1) {
+      const hn::Repartition<std::uint8_t, decltype(kWords)> bytes;
+      const auto values = hn::TableLookupBytes(hn::LoadDup128(bytes, kE2m1Raised), hn::BitCast(bytes, v));
+      v = hn::And(hn::BitCast(kWords, values), hn::Set(kWords, 0x00ff00ffU));
+    }
+    hn::Store(hn::BitCast(kInts, v), kInts, pairs + i * kStrip);
+  };
   if constexpr (kBits == 2 || kBits == 4 || kBits == 8) {
     constexpr std::size_t kPerHalf = 16 / kBits;
     const auto mask = hn::Set(kWords, ((1U << kBits) - 1) * 0x10001U);
@@ -121,15 +131,16 @@ HWY_INLINE void unpack_block(const float* words, std::int32_t* pairs) {
   }
 }
 
-template <int kBits>
+template <int kBits, Values kValues = Values::numbers>
 HWY_NOINLINE void unpack_blocks(const float* words, std::size_t blocks, std::int32_t* pairs) {
   for (std::size_t i = 0; i < blocks; ++i, words += kBits * kStrip, pairs += kPairs * kStrip) {
-    for (std::size_t v = 0; v < kStrip; v += kLanes) unpack_block<kBits>(words + v, pairs + v);
+    for (std::size_t v = 0; v < kStrip; v += kLanes) unpack_block<kBits, kValues>(words + v, pairs + v);
   }
 }
 
-inline void unpack_blocks(int bits, const float* words, std::size_t blocks, std::int32_t* pairs) {
-  switch (bits) {
+inline void unpack_blocks(const WeightView& weight, const float* words, std::size_t blocks, std::int32_t* pairs) {
+  if (is_e2m1(weight)) return unpack_blocks<4, Values::e2m1>(words, blocks, pairs);
+  switch (weight.bits) {
     case 2:
       return unpack_blocks<2>(words, blocks, pairs);
     case 3:
@@ -142,6 +153,25 @@ inline void unpack_blocks(int bits, const float* words, std::size_t blocks, std:
       return unpack_blocks<6>(words, blocks, pairs);
     default:
       return unpack_blocks<8>(words, blocks, pairs);
+  }
+}
+
+// The scales and biases of a strip's groups [groups, kStrip]. `halves` has as much room as half of `scales`.
+inline void turn_scales(const WeightView& weight, std::size_t first, std::size_t count, std::size_t groups,
+                        float* halves, float* scales, float* biases) {
+  const StripRows scale_rows(weight.scales, groups * size_of(weight.element), first, count);
+  if (!is_e2m1(weight)) {
+    turn_elements(weight.element, scale_rows, 0, groups, halves, scales);
+    turn_elements(weight.element, StripRows(weight.biases, groups * size_of(weight.element), first, count), 0, groups,
+                  halves, biases);
+    return;
+  }
+  for (std::size_t g = 0; g < groups; ++g) {
+    for (std::size_t n = 0; n < kStrip; ++n) {
+      const float scale = 0.5F * element_at(Element::e8m0, scale_rows.at[n], g);
+      scales[g * kStrip + n] = scale;
+      biases[g * kStrip + n] = -kE2m1Zero * scale;
+    }
   }
 }
 
@@ -271,7 +301,9 @@ inline void multiply_int16(const WeightView& weight, const Int16Rows& rows, std:
     const std::size_t count = std::min(kStrip, end - n);
     const StripRows packed = strip_of(weight.data, row_bytes, n);
     ahead.add(strip_of(weight.scales, rows.groups * element, n).at[0], count * rows.groups * element);
-    ahead.add(strip_of(weight.biases, rows.groups * element, n).at[0], count * rows.groups * element);
+    if (weight.biases != nullptr) {
+      ahead.add(strip_of(weight.biases, rows.groups * element, n).at[0], count * rows.groups * element);
+    }
     ahead.add(packed.at[0], count * row_bytes);
     return ahead;
   };
@@ -280,8 +312,7 @@ inline void multiply_int16(const WeightView& weight, const Int16Rows& rows, std:
     const std::size_t m_end = std::min(num_rows, m + rows_at_once);
     for (std::size_t n = begin; n < end; n += kStrip) {
       const std::size_t count = std::min(kStrip, end - n);
-      turn_elements(weight.element, strip_of(weight.scales, rows.groups * element, n), 0, rows.groups, halves, scales);
-      turn_elements(weight.element, strip_of(weight.biases, rows.groups * element, n), 0, rows.groups, halves, biases);
+      turn_scales(weight, n, count, rows.groups, halves, scales, biases);
       Ahead ahead = ahead_of(n + kStrip);
       const std::size_t lines = ahead.lines_per_step((m_end - m + kTileRows - 1) / kTileRows * rows.groups);
       const StripRows packed = strip_of(weight.data, row_bytes, n);
@@ -289,7 +320,7 @@ inline void multiply_int16(const WeightView& weight, const Int16Rows& rows, std:
         const std::size_t groups = std::min(groups_at_once, rows.groups - g);
         const std::size_t blocks = groups * group / kBlock;
         turn_words(packed, g * group * bits / 8, blocks * bits, words);
-        unpack_blocks(weight.bits, words, blocks, panel);
+        unpack_blocks(weight, words, blocks, panel);
         const bool last = g + groups == rows.groups;
         for_each_tile(m, m_end, kTileRows, [&](std::size_t first, std::size_t tile_rows) {
           float* const to = out + first * ldo + (n - begin);

@@ -24,6 +24,7 @@ inline float float_of_bf16(std::uint16_t brain) { return std::bit_cast<float>(st
 // Element `index` of an array that may lie at any address.
 inline float element_at(Element element, const void* data, std::size_t index) {
   const auto* bytes = static_cast<const std::uint8_t*>(data) + index * size_of(element);
+  if (element == Element::e8m0) return std::bit_cast<float>(std::uint32_t{*bytes} << 23);
   if (element == Element::f32) {
     float value;
     std::memcpy(&value, bytes, sizeof(value));

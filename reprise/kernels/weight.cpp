@@ -139,7 +139,17 @@ std::optional<cpu::WeightView> view_of(const Weight& weight) {
     view.data = dense->data<std::byte>();
     return view;
   }
-  if (std::holds_alternative<MicroscaledWeight>(weight)) return {};
+  if (const auto* m = std::get_if<MicroscaledWeight>(&weight)) {
+    if (m->format != MicroscalingFormat::mxfp4 || !is_readable(m->packed) || !is_readable(m->scales)) return {};
+    view.rows = rows_of(m->packed);
+    view.cols = m->scales.shape(-1) * group_size_of(m->format);
+    view.bits = bits_of(m->format);
+    view.group_size = group_size_of(m->format);
+    view.element = cpu::Element::e8m0;
+    view.data = m->packed.data<std::byte>();
+    view.scales = m->scales.data<std::byte>();
+    return view;
+  }
   const auto& [packed, scales, biases, group_size, bits] = std::get<QuantizedWeight>(weight);
   const auto element = element_of(scales.dtype());
   if (!element || !is_readable(packed) || !is_readable(scales) || !is_readable(biases)) return {};

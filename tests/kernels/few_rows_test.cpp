@@ -115,6 +115,19 @@ constexpr double kDenseError = 2e-6;
 constexpr int kBits[] = {2, 3, 4, 5, 6, 8};
 constexpr Element kElements[] = {Element::f16, Element::bf16, Element::f32};
 
+TEST_P(FewRows, Mxfp4ProductsAreNearTheExactOnes) {
+  unsigned seed = 1;
+  for (const int groups : {1, 2, 3, 4, 5, 8, 9, 18, 90}) {
+    for (int num_rows = 1; num_rows <= kMaxRows; ++num_rows, ++seed) {
+      const int rows = 33 + static_cast<int>(seed * 7 % 60);
+      const WeightForTests weight(rows, 32 * groups, 4, 32, Element::e8m0, seed);
+      const std::vector<float> x = random_rows(num_rows, 32 * groups, seed + 1);
+      EXPECT_LT(error_of(weight, x, product(weight, x, num_rows), num_rows), kQuantisedError)
+          << groups << " groups, " << num_rows << " rows";
+    }
+  }
+}
+
 TEST_P(FewRows, QuantisedProductsAreNearTheExactOnes) {
   unsigned seed = 1;
   for (const int bits : kBits) {
@@ -222,6 +235,17 @@ TEST_P(FewRows, RowsThatAreNotFiniteStayTheirOwn) {
       EXPECT_FALSE(std::isfinite(out[6 * 48 + n])) << bits << ' ' << n;
     }
     for (const std::size_t m : {0U, 3U, 4U, 5U, 7U}) EXPECT_LT(error_of_row(weight, x, out, m), kQuantisedError) << m;
+  }
+}
+
+TEST(UnpackRow, GivesExactlyTheValuesOfMxfp4) {
+  const WeightForTests weight(5, 96, 4, 32, Element::e8m0, 3);
+  std::vector<float> row(96);
+  for (int n = 0; n < 5; ++n) {
+    unpack_row(weight.view(), n, row.data());
+    for (std::size_t k = 0; k < row.size(); ++k) {
+      EXPECT_EQ(static_cast<double>(row[k]), weight.at(static_cast<std::size_t>(n), k)) << n << ' ' << k;
+    }
   }
 }
 

@@ -102,6 +102,34 @@ TEST(Linear, EveryKindOfWeightEqualsItsProductInFloat64) {
   }
 }
 
+TEST(Linear, MicroscaledWeightsEqualTheirProductInFloat64) {
+  for (const auto format : {MicroscalingFormat::mxfp4, MicroscalingFormat::mxfp8, MicroscalingFormat::nvfp4}) {
+    SCOPED_TRACE(name_of(format));
+    auto parts = mx::quantize(normal({77, 384}, 3), group_size_of(format), bits_of(format), name_of(format));
+    const Weight weight = MicroscaledWeight{parts[0], parts[1], format};
+    const auto map = std::make_shared<const AffineMap>(AffineMap{weight, normal({77}, 4)});
+    EXPECT_EQ(map->in(), 384);
+    EXPECT_EQ(map->out(), 77);
+    const auto values = exact(mx::dequantize(parts[0], parts[1], {}, group_size_of(format), bits_of(format),
+                                             name_of(format), {}, mx::float32));
+    EXPECT_LT(error(values, exact(normal({77, 384}, 3))), 0.3);
+    for (const int rows : {1, 3, 40}) {
+      const auto x = normal({rows, 384}, 5);
+      const auto want = mx::add(mx::matmul(exact(x), mx::transpose(values)), exact(*map->bias));
+      EXPECT_LT(error(linear(x, {map})[0], want), kTolerance) << rows << " rows";
+      EXPECT_LT(error(reference::linear(x, {map})[0], want), 1e-5) << rows << " rows";
+    }
+    const auto ids = mx::array({5, 76, 0}, {3}, mx::int32);
+    const auto want = mx::take(values, ids, 0);
+    EXPECT_TRUE(mx::array_equal(exact(embedding(ids, weight, mx::float32)), want).item<bool>());
+    EXPECT_TRUE(mx::array_equal(exact(reference::embedding(ids, weight, mx::float32)), want).item<bool>());
+  }
+  const auto packed = mx::zeros({4, 8}, mx::uint32);
+  const auto wrong = std::make_shared<const AffineMap>(
+      AffineMap{MicroscaledWeight{packed, mx::zeros({4, 3}, mx::uint8), MicroscalingFormat::mxfp4}});
+  EXPECT_THROW(linear(normal({1, 96}, 1), {wrong}), Error);
+}
+
 TEST(Linear, MapsOfDifferentFormsShareOneNormedInput) {
   const RmsNormParams norm{normal({256}, 1), 1e-5f};
   const std::vector<AffineMapPtr> maps = {

@@ -104,6 +104,18 @@ constexpr double kDenseError = 2e-6;
 
 constexpr Element kElements[] = {Element::f16, Element::bf16, Element::f32};
 
+TEST_P(ManyRows, Mxfp4ProductsAreNearTheExactOnes) {
+  unsigned seed = 1;
+  for (const int groups : {1, 2, 3, 5, 17, 90}) {
+    const int num_rows = 9 + static_cast<int>(seed % 11);
+    const int rows = 33 + static_cast<int>(seed * 7 % 60);
+    const WeightForTests weight(rows, 32 * groups, 4, 32, Element::e8m0, seed++);
+    const std::vector<float> x = random_rows(num_rows, 32 * groups, seed);
+    EXPECT_LT(error_of(weight, x, product(weight, x, num_rows, 64), num_rows), kQuantisedError)
+        << groups << " groups, " << num_rows << " rows";
+  }
+}
+
 TEST_P(ManyRows, QuantisedProductsAreNearTheExactOnes) {
   unsigned seed = 1;
   for (const int bits : {2, 3, 4, 5, 6, 8}) {

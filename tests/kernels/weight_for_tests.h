@@ -15,7 +15,7 @@ namespace reprise::kernels::cpu {
 
 class WeightForTests {
  public:
-  // bits 0: dense, and group_size is not looked at.
+  // bits 0: dense, and group_size is not looked at. e8m0: MXFP4, of 4 bits in groups of 32.
   WeightForTests(int rows, int cols, int bits, int group_size, Element element, unsigned seed)
       : rows_(rows), cols_(cols), bits_(bits), group_size_(bits == 0 ? 0 : group_size), element_(element) {
     std::mt19937 random(seed);
@@ -30,6 +30,10 @@ class WeightForTests {
     const auto width = static_cast<std::size_t>(bits);
     data_.resize(1 + count * width / 8);
     const float levels = static_cast<float>((1U << width) - 1);
+    if (element == Element::e8m0) {
+      fill_e2m1(random, group);
+      return;
+    }
     for (std::size_t i = 0; i < count; i += group) {
       // As quantised weights are: the middle of the levels is near zero.
       const double scale = append(scales_, (0.5F + std::abs(normal(random))) / levels);
@@ -46,12 +50,32 @@ class WeightForTests {
   }
 
   WeightView view() const {
-    return {rows_, cols_, bits_, group_size_, element_, data_.data() + 1, scales_.data() + 1, biases_.data() + 1};
+    return {rows_,
+            cols_,
+            bits_,
+            group_size_,
+            element_,
+            data_.data() + 1,
+            scales_.data() + 1,
+            element_ == Element::e8m0 ? nullptr : biases_.data() + 1};
   }
 
   double at(std::size_t row, std::size_t col) const { return values_[row * static_cast<std::size_t>(cols_) + col]; }
 
  private:
+  // MXFP4: four bits each, of which the highest is the sign.
+  void fill_e2m1(std::mt19937& random, std::size_t group) {
+    constexpr double kMagnitudes[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    for (std::size_t i = 0; i < values_.size(); i += group) {
+      scales_.push_back(static_cast<std::uint8_t>(124 + random() % 4));
+      for (std::size_t k = i; k < i + group; ++k) {
+        const auto code = static_cast<std::uint32_t>(random()) % 16;
+        data_[1 + k / 2] = static_cast<std::uint8_t>(data_[1 + k / 2] | code << k % 2 * 4);
+        values_[k] = std::ldexp(code < 8 ? kMagnitudes[code] : -kMagnitudes[code - 8], scales_.back() - 127);
+      }
+    }
+  }
+
   // Appends `value` in the element's form. Returns: what it has become.
   double append(std::vector<std::uint8_t>& bytes, float value) const {
     std::uint32_t word = std::bit_cast<std::uint32_t>(value);
