@@ -82,11 +82,26 @@ RopeScaling rope_scaling_of(const Json& object) {
   scaling.beta_slow = float_of(object, "beta_slow");
   scaling.mscale = float_of(object, "mscale");
   scaling.mscale_all_dim = float_of(object, "mscale_all_dim");
+  scaling.attention_factor = float_of(object, "attention_factor");
   scaling.partial_rotary_factor = float_of(object, "partial_rotary_factor");
   scaling.long_mscale = float_of(object, "long_mscale");
   scaling.long_factor = numbers_of<float>(object, "long_factor");
   scaling.mrope_section = numbers_of<int>(object, "mrope_section");
   return scaling;
+}
+
+// Newer configs may have one object for each type of layer in it.
+const Json* rope_parameters_of(const Json& config, const std::string& layer_type) {
+  const Json* parameters = find(config, "rope_parameters");
+  if (parameters == nullptr) return nullptr;
+  if (!parameters->is_object()) wrong_type("rope_parameters", "an object", *parameters);
+  if (const Json* own = find(*parameters, layer_type); own != nullptr && own->is_object()) return own;
+  for (const auto& [key, value] : parameters->items()) {
+    if (!value.is_object()) continue;
+    throw Error(ErrorCode::unsupported,
+                "[Config] rope_parameters of layer type '" + key + "' are not known to this architecture");
+  }
+  return parameters;
 }
 
 // None for affine quantisation.
@@ -193,18 +208,28 @@ std::optional<Config> Config::get_object(const std::string& key) const {
 
 bool Config::has(const std::string& key) const { return find(document_->json, key) != nullptr; }
 
-RopeOptions Config::rope(int dims) const {
+RopeOptions Config::rope(int dims, const RopeKeys& keys) const {
   const Json& json = document_->json;
   RopeOptions options{.dims = dims, .traditional = get_bool("rope_traditional").value_or(false)};
   options.max_position_embeddings = get_int("max_position_embeddings");
-  const Json* parameters = find(json, "rope_parameters");
+  const Json* parameters = rope_parameters_of(json, keys.layer_type);
   const Json* scaling = parameters != nullptr ? parameters : find(json, "rope_scaling");
   if (scaling != nullptr && !scaling->is_object()) wrong_type("rope_scaling", "an object", *scaling);
   std::optional<float> base = get_float("rope_theta");
   if (parameters != nullptr && !base) base = float_of(*parameters, "rope_theta");
-  options.base = base.value_or(10000.0f);
+  options.base = base.value_or(keys.base_otherwise);
   if (scaling != nullptr) options.scaling = rope_scaling_of(*scaling);
   return options;
+}
+
+int Config::rotary_dims(int head_dim) const {
+  auto factor = get_float("partial_rotary_factor");
+  if (const Json* parameters = find(document_->json, "rope_parameters"); !factor && parameters != nullptr) {
+    if (parameters->is_object()) factor = float_of(*parameters, "partial_rotary_factor");
+  }
+  if (!factor) return head_dim;
+  if (!(*factor > 0.0f && *factor <= 1.0f)) corrupt("'partial_rotary_factor' must lie in (0, 1]");
+  return static_cast<int>(static_cast<float>(head_dim) * *factor);
 }
 
 QuantizationOverrides Config::quantization_overrides() const {

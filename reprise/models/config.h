@@ -25,6 +25,11 @@ struct QuantizationSpec {
 // none: kept dense. Everything else is told by the shapes of the stored weights.
 using QuantizationOverrides = std::map<std::string, std::optional<QuantizationSpec>>;
 
+struct RopeKeys {
+  std::string layer_type = {};      // whose part is meant, where rope_parameters has one for each type of layer
+  float base_otherwise = 10000.0f;  // where no rope_theta is
+};
+
 class Config {
  public:
   // Throws: corrupt_data when `json_text` is no JSON object.
@@ -52,7 +57,12 @@ class Config {
   bool has(const std::string& key) const;  // present and not null
 
   // From `rope_theta`, `rope_scaling`, `rope_traditional`, `max_position_embeddings`, or the newer `rope_parameters`.
-  RopeOptions rope(int dims) const;
+  // Throws: unsupported when rope_parameters differ by layer type and have no part for keys.layer_type.
+  RopeOptions rope(int dims, const RopeKeys& keys = {}) const;
+
+  // How many of a head's features rotate, by `partial_rotary_factor`, here or in rope_parameters; none: all.
+  // Throws: corrupt_data for a factor outside (0, 1].
+  int rotary_dims(int head_dim) const;
 
   // From `quantization`, else `quantization_config`. Throws: unsupported for a method or mode that MLX does not have.
   QuantizationOverrides quantization_overrides() const;

@@ -180,17 +180,26 @@ mx::array DecoderModel::forward(const mx::array& tokens, PromptCache& cache) con
   return logits;
 }
 
-DecoderEnds take_decoder_ends(WeightReader& weights, const Config& config, const DecoderEndsOptions& options) {
+DecoderParts take_decoder_ends(WeightReader& weights, const Config& config, const DecoderEndsOptions& options) {
   const std::string head = options.prefix + "lm_head";
   const int V = config.require_positive_int("vocab_size");
   const int E = config.require_positive_int("hidden_size");
   const bool tied = config.get_bool("tie_word_embeddings").value_or(!weights.has(head + ".weight"));
   if (tied) weights.drop([&](const std::string& name) { return name.starts_with(head + "."); });
-  DecoderEnds ends{weights.take_embedding(options.prefix + options.embed_tokens, V, E),
-                   weights.take_rms_norm(options.prefix + options.norm, E, options.norm_eps, options.norm_plus),
-                   std::nullopt};
-  if (!tied) ends.lm_head = weights.take_linear(head, V, E, false);
-  return ends;
+  const std::string norm = options.prefix + options.norm;
+  DecoderParts parts{.embed_tokens = weights.take_embedding(options.prefix + options.embed_tokens, V, E),
+                     .layers = {},
+                     .kinds = {},
+                     .norm = options.norm_kind == NormKind::rms
+                                 ? Norm(weights.take_rms_norm(norm, E, options.norm_eps, options.norm_plus))
+                                 : Norm(weights.take_layer_norm(norm, E, options.norm_eps))};
+  if (!tied) parts.lm_head = weights.take_linear(head, V, E, false);
+  return parts;
+}
+
+std::unique_ptr<LanguageModel> make_decoder(const Config& config, WeightReader& weights, DecoderParts parts) {
+  weights.finish();
+  return std::make_unique<DecoderModel>(model_info(config, weights), std::move(parts));
 }
 
 }  // namespace reprise::internal

@@ -112,20 +112,21 @@ class DecoderModel final : public LanguageModel {
   DecoderParts parts_;
 };
 
-// What all but the layers is, by mlx-lm's names, each after `prefix`; lm_head unless the config or its absence ties it
-// to the embedding. Called after the layers are taken is as good as before.
-struct DecoderEnds {
-  Embedding embed_tokens;
-  RmsNorm norm;
-  std::optional<Linear> lm_head;
-};
+enum class NormKind { rms, layer };
+
+// All parts but the layers, by mlx-lm's names, each after `prefix`; lm_head unless the config or its absence ties it to
+// the embedding. Called after the layers are taken is as good as before.
 struct DecoderEndsOptions {
   std::string prefix = {};  // "language_model."
   float norm_eps = 1e-6f;
   float norm_plus = 0.0f;  // as WeightReader::take_rms_norm
   std::string embed_tokens = "model.embed_tokens";
   std::string norm = "model.norm";
+  NormKind norm_kind = NormKind::rms;
 };
-DecoderEnds take_decoder_ends(WeightReader& weights, const Config& config, const DecoderEndsOptions& options);
+DecoderParts take_decoder_ends(WeightReader& weights, const Config& config, const DecoderEndsOptions& options);
+
+// The model, once every weight is taken. Throws: as WeightReader::finish; corrupt_data for impossible sizes.
+std::unique_ptr<LanguageModel> make_decoder(const Config& config, WeightReader& weights, DecoderParts parts);
 
 }  // namespace reprise::internal

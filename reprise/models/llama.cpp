@@ -1,45 +1,46 @@
-// The Llama family: Llama 2 and 3.x, SmolLM2, Mistral, with sliding windows where the config names them.
-// Grattafiori et al., https://arxiv.org/abs/2407.21783.
+// The Llama family: Llama 2 and 3.x, SmolLM2 and 3, Mistral, with sliding windows where the config names them.
+// Grattafiori et al., https://arxiv.org/abs/2407.21783; layers without positions: Yang et al.,
+// https://arxiv.org/abs/2501.18795.
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
-#include "mlx/array.h"
 #include "reprise/base/error.h"
 #include "reprise/models/architectures.h"
 #include "reprise/models/attention_block.h"
 #include "reprise/models/config.h"
 #include "reprise/models/decoder.h"
 #include "reprise/models/model_parts.h"
+#include "reprise/models/pre_norm_layer.h"
 #include "reprise/models/weight_reader.h"
-#include "reprise/nn/mlp.h"
 
 namespace reprise::internal {
-
-namespace mx = mlx::core;
-
 namespace {
-
-struct LlamaLayer {
-  Norm input_layernorm;
-  AttentionBlock self_attn;
-  RmsNorm post_attention_layernorm;
-  GatedMlp mlp;
-
-  mx::array forward(const mx::array& h, const LayerStep& step) const {
-    const mx::array r = self_attn.add_to(h, h, input_layernorm, step.attention_cache(), step.mask);
-    return mlp.add_to(r, post_attention_layernorm, r);
-  }
-};
 
 // Mistral's window holds for every layer; where layer types are named, they say which.
 std::vector<LayerKind> layer_kinds(const Config& config) {
-  const auto window = config.get_int("sliding_window");
-  if (config.get_strings("layer_types").empty() && window && config.require_string("model_type") == "mistral") {
-    const auto layers = static_cast<std::size_t>(config.require_positive_int("num_hidden_layers"));
-    return std::vector<LayerKind>(layers, SlidingAttention{config.require_positive_int("sliding_window")});
-  }
+  const std::string model_type = config.require_string("model_type");
+  if (model_type == "mistral") return same_attention_kinds(config);
+  if (model_type == "iquestcoder") return upper_window_kinds(config);
+  if (model_type == "smollm3" && !config.has("layer_types")) require_flag(config, "use_sliding_window", false);
   return attention_kinds(config);
+}
+
+// SmolLM3 leaves positions out of some layers: 0 in no_rope_layers, else each no_rope_layer_interval-th.
+std::vector<bool> rotated_layers(const Config& config, std::size_t layers) {
+  std::vector<bool> rotated(layers, true);
+  if (config.require_string("model_type") != "smollm3") return rotated;
+  if (config.has("no_rope_layers")) {
+    rotated = config.get_bools("no_rope_layers");
+    if (rotated.size() == layers) return rotated;
+    throw Error(ErrorCode::corrupt_data, "[make_model] no_rope_layers must have " + std::to_string(layers) +
+                                             " entries, but got " + std::to_string(rotated.size()));
+  }
+  const auto interval =
+      config.has("no_rope_layer_interval") ? config.require_positive_int("no_rope_layer_interval") : 4;
+  for (std::size_t i = 0; i < layers; ++i) rotated[i] = (i + 1) % static_cast<std::size_t>(interval) != 0;
+  return rotated;
 }
 
 }  // namespace
@@ -47,39 +48,29 @@ std::vector<LayerKind> layer_kinds(const Config& config) {
 std::unique_ptr<LanguageModel> make_llama(const ModelFiles& files, const ModelOptions& options) {
   const Config config(files.config_json);
   const auto sizes = AttentionSizes::from(config);
-  const int E = sizes.hidden_size;
-  const int F = config.require_positive_int("intermediate_size");
   const float eps = norm_eps(config);
   const bool attention_bias = config.get_bool("attention_bias").value_or(false);
-  const bool mlp_bias = config.get_bool("mlp_bias").value_or(false);
+  const FeedForwardSizes mlp_sizes{sizes.hidden_size, config.require_positive_int("intermediate_size"),
+                                   config.get_bool("mlp_bias").value_or(false)};
   require_activation(config, "hidden_act", {"silu", "swish"});
+  require_absent(config, "clip_qkv");
   auto kinds = layer_kinds(config);
+  const std::vector<bool> rotated = rotated_layers(config, kinds.size());
 
   WeightReader weights(files.weights, config.quantization_overrides(), compute_dtype(options, files.weights));
   drop_rotary_buffers(weights);
-  RopeOptions rope_options = config.rope(sizes.head_dim);
-  rope_options.scaling = with_freq_factors(rope_options, weights);
-  const auto rope = std::make_shared<const Rope>(rope_options);
+  const auto rope = make_rope(config.rope(sizes.head_dim), weights);
 
-  std::vector<std::unique_ptr<DecoderLayer>> layers;
+  auto parts = take_decoder_ends(weights, config, {.norm_eps = eps});
   for (std::size_t i = 0; i < kinds.size(); ++i) {
     const std::string path = "model.layers." + std::to_string(i);
     auto attention = take_attention(weights, path + ".self_attn", sizes, {attention_bias, attention_bias});
-    attention.rope = rope;
+    if (rotated[i]) attention.rope = rope;
     attention.stored_dtype = kv_dtype(options, weights.dtype());
-    layers.push_back(
-        make_layer(LlamaLayer{weights.take_rms_norm(path + ".input_layernorm", E, eps), std::move(attention),
-                              weights.take_rms_norm(path + ".post_attention_layernorm", E, eps),
-                              take_gated_mlp(weights, path + ".mlp", E, F, mlp_bias)}));
+    parts.layers.push_back(make_layer(take_pre_norm_layer(weights, path, std::move(attention), mlp_sizes, eps)));
   }
-  auto ends = take_decoder_ends(weights, config, {.norm_eps = eps});
-  weights.finish();
-  return std::make_unique<DecoderModel>(model_info(config, weights),
-                                        DecoderParts{.embed_tokens = std::move(ends.embed_tokens),
-                                                     .layers = std::move(layers),
-                                                     .kinds = std::move(kinds),
-                                                     .norm = std::move(ends.norm),
-                                                     .lm_head = std::move(ends.lm_head)});
+  parts.kinds = std::move(kinds);
+  return make_decoder(config, weights, std::move(parts));
 }
 
 }  // namespace reprise::internal

@@ -55,6 +55,15 @@ void require_activation(const Config& config, const std::string& key, const std:
   throw Error(ErrorCode::unsupported, "[make_model] " + key + " must be " + names + ", but got '" + *name + "'");
 }
 
+void require_flag(const Config& config, const std::string& key, bool value) {
+  if (config.get_bool(key).value_or(value) == value) return;
+  throw Error(ErrorCode::unsupported, "[make_model] " + key + " is supported only as " + (value ? "true" : "false"));
+}
+
+void require_absent(const Config& config, const std::string& key) {
+  if (config.has(key)) throw Error(ErrorCode::unsupported, "[make_model] " + key + " is not supported");
+}
+
 std::vector<LayerKind> attention_kinds(const Config& config) {
   const auto layers = static_cast<std::size_t>(config.require_positive_int("num_hidden_layers"));
   const std::vector<std::string> types = config.get_strings("layer_types");
@@ -74,6 +83,27 @@ std::vector<LayerKind> attention_kinds(const Config& config) {
     }
   }
   return kinds;
+}
+
+namespace {
+
+// Of the layers from `first` on.
+std::vector<LayerKind> sliding_from(std::size_t first, const Config& config) {
+  std::vector<LayerKind> kinds = attention_kinds(config);
+  if (!config.get_strings("layer_types").empty() || !config.has("sliding_window")) return kinds;
+  const int window = config.require_positive_int("sliding_window");
+  if (const auto positions = config.get_int("max_position_embeddings"); positions && *positions <= window) return kinds;
+  for (std::size_t i = first; i < kinds.size(); ++i) kinds[i] = SlidingAttention{window};
+  return kinds;
+}
+
+}  // namespace
+
+std::vector<LayerKind> same_attention_kinds(const Config& config) { return sliding_from(0, config); }
+
+std::vector<LayerKind> upper_window_kinds(const Config& config) {
+  if (!config.get_bool("use_sliding_window").value_or(false)) return attention_kinds(config);
+  return sliding_from(static_cast<std::size_t>(std::max(0, config.get_int("max_window_layers").value_or(28))), config);
 }
 
 GatedMlp take_gated_mlp(WeightReader& weights, const std::string& path, int hidden_size, int size, bool bias) {
@@ -134,6 +164,11 @@ std::optional<RopeScaling> with_freq_factors(const RopeOptions& rope, WeightRead
   mx::eval(factors);
   return RopeScaling{.type = "freq_factors",
                      .freq_factors = {factors.data<float>(), factors.data<float>() + factors.size()}};
+}
+
+std::shared_ptr<const Rope> make_rope(RopeOptions options, WeightReader& weights) {
+  options.scaling = with_freq_factors(options, weights);
+  return std::make_shared<const Rope>(options);
 }
 
 ModelInfo model_info(const Config& config, const WeightReader& weights) {

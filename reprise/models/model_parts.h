@@ -1,6 +1,7 @@
 // What every architecture does in the same way. Private to `models`.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -25,9 +26,18 @@ float norm_eps(const Config& config, const std::string& key = "rms_norm_eps", fl
 // Throws: unsupported when `key` is there and names none of `known`.
 void require_activation(const Config& config, const std::string& key, const std::vector<std::string>& known);
 
+// Throws: unsupported when `key` is there and is not `value`, or is there at all.
+void require_flag(const Config& config, const std::string& key, bool value);
+void require_absent(const Config& config, const std::string& key);
+
 // From layer_types, "full_attention" or "sliding_attention" each, with sliding_window; none: all are full.
 // Throws: corrupt_data for another number of layers or no window, unsupported for another type.
 std::vector<LayerKind> attention_kinds(const Config& config);
+
+// Where layer_types do not say more: sliding_window holds for every layer, or, in Qwen's way, if use_sliding_window,
+// for those from max_window_layers on. A window that no position exceeds is none.
+std::vector<LayerKind> same_attention_kinds(const Config& config);
+std::vector<LayerKind> upper_window_kinds(const Config& config);
 
 // `path`.gate_proj, .up_proj, .down_proj. `size`: F.
 GatedMlp take_gated_mlp(WeightReader& weights, const std::string& path, int hidden_size, int size, bool bias = false);
@@ -53,6 +63,9 @@ mlx::core::Dtype compute_dtype(const ModelOptions& options, const WeightMap& wei
 
 // As compute_dtype, for the stored keys and values.
 mlx::core::Dtype kv_dtype(const ModelOptions& options, mlx::core::Dtype compute);
+
+// The rotation that `options` describe, or, where the weights carry GGUF's rope factors, one by them. Throws: as Rope.
+std::shared_ptr<const Rope> make_rope(RopeOptions options, WeightReader& weights);
 
 // The scaling of `rope`, or, where the weights carry GGUF's rope factors, a scaling by them.
 std::optional<RopeScaling> with_freq_factors(const RopeOptions& rope, WeightReader& weights);

@@ -142,7 +142,7 @@ class Loader {
     return take_attention_layer(std::move(norm), path + ".self_attn", take_rest(i, path));
   }
 
-  DecoderEnds take_ends() {
+  DecoderParts take_ends() {
     return take_decoder_ends(weights_, config_, {.prefix = family_.prefix, .norm_eps = eps_, .norm_plus = norm_plus_});
   }
 

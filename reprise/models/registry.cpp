@@ -16,24 +16,39 @@ struct Architecture {
   std::unique_ptr<LanguageModel> (*make)(const ModelFiles&, const ModelOptions&);
 };
 
+// One line each.
+// clang-format off
 constexpr std::array kArchitectures = {
+    Architecture{"cohere2", internal::make_cohere2},
     Architecture{"falcon_h1", internal::make_falcon_h1},
     Architecture{"falcon_mamba", internal::make_mamba},
     Architecture{"gpt_oss", internal::make_gpt_oss},
+    Architecture{"granite", internal::make_granite},
+    Architecture{"iquestcoder", internal::make_llama},
     Architecture{"jamba", internal::make_jamba},
     Architecture{"lfm2", internal::make_lfm2},
     Architecture{"lfm2_moe", internal::make_lfm2},
     Architecture{"llama", internal::make_llama},
     Architecture{"mamba", internal::make_mamba},
     Architecture{"mamba2", internal::make_mamba2},
+    Architecture{"ministral3", internal::make_ministral3},
     Architecture{"mistral", internal::make_llama},
     Architecture{"mixtral", internal::make_mixtral},
+    Architecture{"olmo2", internal::make_olmo2},
+    Architecture{"olmo3", internal::make_olmo3},
+    Architecture{"phi3", internal::make_phi3},
+    Architecture{"qwen2", internal::make_qwen2},
+    Architecture{"qwen3", internal::make_qwen3},
     Architecture{"qwen3_5", internal::make_qwen3_5},
     Architecture{"qwen3_5_moe", internal::make_qwen3_5},
     Architecture{"qwen3_moe", internal::make_qwen3_moe},
     Architecture{"qwen3_next", internal::make_qwen3_next},
     Architecture{"recurrent_gemma", internal::make_recurrent_gemma},
+    Architecture{"smollm3", internal::make_llama},
+    Architecture{"starcoder2", internal::make_starcoder2},
+    Architecture{"xverse", internal::make_llama},
 };
+// clang-format on
 
 }  // namespace
 

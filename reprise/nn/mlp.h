@@ -17,6 +17,11 @@ using GateActivation = kernels::GateActivation;
 // activation(gate) · up. Both [..., F] → [..., F].
 mlx::core::array gated(const mlx::core::array& gate, const mlx::core::array& up, GateActivation activation);
 
+// x · Φ(x), with the normal distribution's Φ (Hendrycks and Gimpel, https://arxiv.org/abs/1606.08415), or its
+// approximation by tanh. x [..., F] → [..., F].
+mlx::core::array gelu(const mlx::core::array& x);
+mlx::core::array gelu_tanh(const mlx::core::array& x);
+
 // down(activation(gate(x)) · up(x)): the gated feed-forward block of the Llama family.
 struct GatedMlp {
   Linear gate_proj;
@@ -27,7 +32,8 @@ struct GatedMlp {
   // x [..., E] → [..., E].
   mlx::core::array operator()(const mlx::core::array& x) const;
 
-  // residual + (*this)(norm(x)), as one operation. residual [..., E].
+  // residual + (*this)(x), or + (*this)(norm(x)), as one operation. residual [..., E].
+  mlx::core::array add_to(const mlx::core::array& residual, const mlx::core::array& x) const;
   mlx::core::array add_to(const mlx::core::array& residual, const RmsNorm& norm, const mlx::core::array& x) const;
 };
 

@@ -90,6 +90,7 @@ std::vector<float> longrope_frequencies(std::vector<float> freqs, const RopeScal
 
 float longrope_magnitude(const RopeOptions& options, const RopeScaling& scaling) {
   if (scaling.long_mscale) return *scaling.long_mscale;
+  if (scaling.attention_factor) return *scaling.attention_factor;
   if (!options.max_position_embeddings || !scaling.original_max_position_embeddings) {
     fail("longrope needs max_position_embeddings and original_max_position_embeddings");
   }
@@ -139,6 +140,9 @@ Rope::Rope(const RopeOptions& options) : dims_(options.dims), traditional_(optio
   if (scaling.factor && !(*scaling.factor > 0.0f && std::isfinite(*scaling.factor))) {
     fail("factor must be positive, but got " + std::to_string(*scaling.factor));
   }
+  if (scaling.attention_factor && !(*scaling.attention_factor > 0.0f && std::isfinite(*scaling.attention_factor))) {
+    fail("attention_factor must be positive, but got " + std::to_string(*scaling.attention_factor));
+  }
   if (scaling.original_max_position_embeddings.value_or(1) < 1)
     fail("original_max_position_embeddings must be positive");
 
@@ -154,8 +158,9 @@ Rope::Rope(const RopeOptions& options) : dims_(options.dims), traditional_(optio
     use_freqs(llama3_frequencies(std::move(plain), scaling));
   } else if (type == "yarn" || type == "deepseek_yarn" || type == "telechat3-yarn") {
     use_freqs(yarn_frequencies(std::move(plain), options, scaling));
-    input_scale_ = yarn_magnitude(*scaling.factor, scaling.mscale.value_or(1.0f)) /
-                   yarn_magnitude(*scaling.factor, scaling.mscale_all_dim.value_or(0.0f));
+    input_scale_ =
+        scaling.attention_factor.value_or(yarn_magnitude(*scaling.factor, scaling.mscale.value_or(1.0f)) /
+                                          yarn_magnitude(*scaling.factor, scaling.mscale_all_dim.value_or(0.0f)));
   } else if (type == "longrope" || type == "su") {
     use_freqs(longrope_frequencies(std::move(plain), scaling));
     input_scale_ = longrope_magnitude(options, scaling);

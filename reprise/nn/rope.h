@@ -24,6 +24,7 @@ struct RopeScaling {
   std::optional<float> beta_slow = {};
   std::optional<float> mscale = {};
   std::optional<float> mscale_all_dim = {};
+  std::optional<float> attention_factor = {};  // yarn, longrope: scales rotated features, instead of what they compute
   std::optional<float> partial_rotary_factor = {};
   std::optional<float> long_mscale = {};
   std::vector<float> long_factor = {};  // one value for all pairs, or dims / 2

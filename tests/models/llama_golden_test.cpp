@@ -81,12 +81,13 @@ TEST_P(LlamaGolden, EveryScenarioEqualsTheOracle) {
   compare([](const auto&, const test::KitRun& run) { return run.tolerance; });
 }
 
-// Products with quantised weights round their input. Where keys and values are quantised too, a rounding now and then
-// moves a stored number by a whole step, which the oracle's outputs do not tell from an error.
+// Sums in another order: where keys and values are quantised, one that lies between two steps, or a group's largest
+// one, which its step is made from, may round the other way. Products with quantised weights round their input besides;
+// with quantised keys and values that is no longer told from an error.
 TEST_P(LlamaGolden, KernelsStayCloseToTheOracle) {
   const bool is_quantised = std::string(GetParam()).find("_q") != std::string::npos;
   compare([&](const test::KitScenario& scenario, const test::KitRun& run) -> std::optional<double> {
-    if (!is_quantised) return run.tolerance;
+    if (!is_quantised) return scenario.id.starts_with("kv") ? std::max(run.tolerance, 4e-3) : run.tolerance;
     if (scenario.id.starts_with("kv")) return {};
     return std::max(run.tolerance, 1e-3);
   });
@@ -102,6 +103,24 @@ INSTANTIATE_TEST_SUITE_P(Kit, LlamaGolden,
                            for (char& c : name) c = c == '/' ? '_' : c;
                            return name;
                          });
+
+constexpr const char* kDense[] = {
+    "cohere2",
+    "granite",
+    "ministral3",
+    "olmo2",
+    "olmo3",
+    "phi3_longrope",
+    "phi3_plain",
+    "qwen2",
+    "qwen2_q4_g32_tied",
+    "qwen3",
+    "qwen3_rope_parameters",
+    "smollm3",
+    "starcoder2",
+};
+INSTANTIATE_TEST_SUITE_P(Dense, LlamaGolden, testing::ValuesIn(kDense),
+                         [](const auto& instance) { return std::string(instance.param); });
 
 TEST(LlamaModel, LayerTypesGiveTheirLayersARingOfTheWindow) {
   const fs::path folder = test::kit_folder() / "llama_sliding";

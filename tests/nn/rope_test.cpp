@@ -190,6 +190,20 @@ TEST(Rope, E6TheInverseTakesARotationBackAndItsScaleToo) {
   }
 }
 
+TEST(Rope, AnAttentionFactorStandsForTheMagnitudeThatATypeComputes) {
+  const auto x = test::normal({1, 2, 3, 8}, 10);
+  const mx::array turned = Rope({.dims = 8, .scaling = RopeScaling{.type = "yarn", .factor = 1.0f}})(x, 5);
+  RopeScaling yarn{.type = "yarn", .factor = 1.0f, .attention_factor = 3.0f};
+  EXPECT_LT(largest_difference(Rope({.dims = 8, .scaling = yarn})(x, 5), mx::multiply(turned, mx::array(3.0f))), 1e-5f);
+  RopeScaling longrope{.type = "longrope", .original_max_position_embeddings = 4, .attention_factor = 3.0f};
+  longrope.long_factor = {1};
+  EXPECT_LT(largest_difference(Rope({.dims = 8, .scaling = longrope, .max_position_embeddings = 64})(x, 5),
+                               mx::multiply(turned, mx::array(3.0f))),
+            1e-5f);
+  yarn.attention_factor = 0.0f;
+  EXPECT_THROW(Rope({.dims = 8, .scaling = yarn}), Error);
+}
+
 TEST(Rope, E6AnExtraScaleMultipliesPositions) {
   const auto x = test::normal({1, 2, 3, 8}, 6);
   const Rope plain_rope({.dims = 8});
