@@ -22,6 +22,10 @@ using Kind = KitMode::Kind;
 // Of a product with quantised weights whose input is rounded to 8 bits a group, over a whole tiny model.
 constexpr double kRoundedProducts = 1e-3;
 
+// Of a group of 8-bit keys or values whose largest one, from which its step is made, rounds the other way because sums
+// came in another order.
+constexpr double kRoundedRows = 4e-3;
+
 bool rounds_inputs(const KitMode& mode, const LanguageModel& model) {
   return mode.kind == Kind::kernels && model.info().quantization != "none";
 }
@@ -102,7 +106,9 @@ class SequenceCheck {
       : model_(model), kit_(kit), mode_(mode) {}
 
   std::string failure(const KitScenario& scenario, const KitRun& run, double* error) {
-    const double tolerance = allowed(run.tolerance, mode_, model_);
+    double tolerance = allowed(run.tolerance, mode_, model_);
+    const bool rounds_rows = mode_.kind == Kind::kernels && scenario.id.starts_with("kv");
+    if (rounds_rows) tolerance = std::max(tolerance, kRoundedRows);
     const KitResult result = run_kit(model_, scenario, run);
     const bool has_reference = is_narrow(kit_) && mode_.kind != Kind::narrow && !scenario.f32_logits.empty();
     const mx::array& logits = kit_.array(has_reference ? scenario.f32_logits : run.logits);
