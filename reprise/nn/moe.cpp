@@ -32,14 +32,24 @@ mx::array SwitchGlu::operator()(const mx::array& x, const mx::array& experts) co
   return kernels::switch_glu(x, experts, glu_of(*this));
 }
 
-Routing top_k(const mx::array& scores, int k, NormaliseScores normalise) {
-  const mx::array order = mx::argpartition(mx::negative(scores), k - 1, -1);
-  mx::Shape stop = order.shape();
+Routing top_k(const mx::array& scores, int k, NormaliseScores normalise) { return top_k(scores, scores, k, normalise); }
+
+Routing top_k(const mx::array& scores, const mx::array& order, int k, NormaliseScores normalise) {
+  const mx::array best = mx::argpartition(mx::negative(order), k - 1, -1);
+  mx::Shape stop = best.shape();
   stop.back() = k;
-  const mx::array experts = mx::slice(order, mx::Shape(order.ndim(), 0), stop);
+  const mx::array experts = mx::slice(best, mx::Shape(best.ndim(), 0), stop);
   mx::array weights = mx::take_along_axis(scores, experts, -1);
   if (normalise == NormaliseScores::yes) weights = mx::divide(weights, mx::sum(weights, -1, /*keepdims=*/true));
   return {experts, weights};
+}
+
+mx::array limit_to_groups(const mx::array& scores, const GroupLimit& limit) {
+  const mx::array grouped = mx::unflatten(scores, -1, {limit.groups, scores.shape(-1) / limit.groups});
+  const mx::array worth = mx::sum(mx::topk(grouped, limit.members, -1), -1);
+  const mx::array rank = mx::argsort(mx::argsort(mx::negative(worth), -1), -1);
+  const mx::array is_kept = mx::less(rank, mx::array(limit.kept, rank.dtype()));
+  return mx::flatten(mx::where(mx::expand_dims(is_kept, -1), grouped, mx::array(0.0f, scores.dtype())), -2, -1);
 }
 
 Routing top_k_of_softmax(const mx::array& logits, int k, NormaliseScores normalise) {

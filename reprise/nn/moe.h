@@ -49,6 +49,19 @@ struct SwitchGlu {
 // The k experts of the highest scores [..., experts], and these scores; divided by their sum if `normalise`.
 enum class NormaliseScores { no, yes };
 Routing top_k(const mlx::core::array& scores, int k, NormaliseScores normalise);
+// The k experts that are highest in `order`, which has the scores' shape; the weights are their scores.
+Routing top_k(const mlx::core::array& scores, const mlx::core::array& order, int k, NormaliseScores normalise);
+
+// Experts lie in groups of equal size, one after the other, and a token's come from the best groups alone
+// (DeepSeek-AI, https://arxiv.org/abs/2405.04434).
+struct GroupLimit {
+  int groups;
+  int kept;     // best groups
+  int members;  // a group is as good as the sum of so many of its best members
+};
+// The scores [..., experts], those outside of the best groups 0. Requires: groups divide the experts, members ≤ a
+// group's, kept ≤ groups.
+mlx::core::array limit_to_groups(const mlx::core::array& scores, const GroupLimit& limit);
 
 // The softmax over the experts' logits [..., experts] and then its k highest; or over the k highest logits alone.
 // Softmaxes are in float32 inside. Weights in the logits' dtype.
