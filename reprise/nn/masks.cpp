@@ -2,6 +2,7 @@
 
 #include <limits>
 #include <string>
+#include <variant>
 
 #include "mlx/ops.h"
 #include "reprise/base/error.h"
@@ -51,6 +52,20 @@ mx::array create_causal_mask(int N, int offset, const CausalMaskOptions& options
   }
   if (options.left_padding) mask = mx::logical_and(mask, mx::greater_equal(keys, per_row(*options.left_padding)));
   return mask;
+}
+
+mx::array create_same_chunk_mask(int N, int columns, const Offset& first, int chunk_size) {
+  check_at_least("create_same_chunk_mask", "N", N, 1);
+  check_at_least("create_same_chunk_mask", "columns", columns, N);
+  check_at_least("create_same_chunk_mask", "chunk_size", chunk_size, 1);
+  const mx::array keys = mx::reshape(mx::arange(0, columns, mx::int32), {1, columns});
+  const mx::array queries = mx::reshape(mx::arange(columns - N, columns, mx::int32), {N, 1});
+  const auto chunk_of = [&](const mx::array& column) {
+    const auto* rows = std::get_if<mx::array>(&first);
+    const mx::array start = rows ? per_row(*rows) : mx::array(std::get<int>(first));
+    return mx::floor_divide(mx::add(start, column), mx::array(chunk_size));
+  };
+  return mx::equal(chunk_of(keys), chunk_of(queries));
 }
 
 Mask create_attention_mask(int N, int offset, const AttentionMaskOptions& options) {

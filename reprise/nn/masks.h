@@ -20,6 +20,12 @@ struct CausalMaskOptions {
 // Throws: invalid_argument for N < 1, offset < 0 or window < 1.
 mlx::core::array create_causal_mask(int N, int offset = 0, const CausalMaskOptions& options = {});
 
+// Which of `columns` keys lie in the same chunk of the sequence as each of N queries, which are the last N of them;
+// chunks begin at the multiples of chunk_size. Column 0 is at position `first`, of each row's own where it is an array;
+// columns below position 0 say nothing. Returns: bool [N, columns], or [B, 1, N, columns]. Throws: invalid_argument for
+// N < 1, columns < N or chunk_size < 1.
+mlx::core::array create_same_chunk_mask(int N, int columns, const Offset& first, int chunk_size);
+
 struct AttentionMaskOptions {
   bool return_array = false;
   std::optional<int> window = {};
