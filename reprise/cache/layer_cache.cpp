@@ -71,6 +71,16 @@ std::unique_ptr<LayerCache> merge_caches(const std::vector<const LayerCache*>& c
   return caches.front()->merge(caches);
 }
 
+KeysValues AttentionCache::store(const mx::array& keys, const mx::array& values,
+                                 const std::optional<mx::Dtype>& stored_dtype) {
+  if (!empty()) {
+    const StoredDtypes stored = stored_dtypes(keys_and_values());
+    return update_and_fetch(stored_as(keys, stored.keys), stored_as(values, stored.values));
+  }
+  if (!stored_dtype) return update_and_fetch(keys, values);
+  return update_and_fetch(stored_as(keys, *stored_dtype), stored_as(values, *stored_dtype));
+}
+
 mx::array AttentionCache::attend(const mx::array& queries, const mx::array& keys, const mx::array& values,
                                  const AttentionOptions& options) {
   return attend_in_parts(queries, keys, values, options);
@@ -91,20 +101,11 @@ mx::array AttentionCache::attend_in_parts(const mx::array& queries, const mx::ar
   }
   const Offset position = offset();
   const mx::array rotated_queries = options.rope ? (*options.rope)(queries, position) : queries;
-  mx::array new_keys = options.rope ? (*options.rope)(keys, position) : keys;
-  mx::array new_values = values;
-  if (!empty()) {
-    const StoredDtypes stored = stored_dtypes(keys_and_values());
-    new_keys = stored_as(new_keys, stored.keys);
-    new_values = stored_as(new_values, stored.values);
-  } else if (options.stored_dtype) {
-    new_keys = stored_as(new_keys, *options.stored_dtype);
-    new_values = stored_as(new_values, *options.stored_dtype);
-  }
+  const mx::array new_keys = options.rope ? (*options.rope)(keys, position) : keys;
 
   // The fork is gone before anything is evaluated, so it does not keep MLX from writing in place.
   const std::unique_ptr<LayerCache> before = fork();
-  const KeysValues stored = update_and_fetch(new_keys, new_values);
+  const KeysValues stored = store(new_keys, values, options.stored_dtype);
   try {
     const AttentionScoreOptions score_options{options.scale, options.mask, options.sinks};
     return cast(scaled_dot_product_attention(rotated_queries, stored, score_options), queries.dtype());

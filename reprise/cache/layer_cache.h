@@ -115,6 +115,11 @@ class AttentionCache : public LayerCache {
   // Throws: invalid_argument when B, Hkv, D, Dv or dtype differ from the first update's, or L = 0 on an empty cache.
   virtual KeysValues update_and_fetch(const mlx::core::array& keys, const mlx::core::array& values) = 0;
 
+  // As update_and_fetch, of rows of any floating dtype: they are stored in the dtype of those that are there, else in
+  // `stored_dtype` (none: as they come). What float16 cannot hold becomes its largest number.
+  KeysValues store(const mlx::core::array& keys, const mlx::core::array& values,
+                   const std::optional<mlx::core::Dtype>& stored_dtype = {});
+
   // What update_and_fetch would return with L = 0. Throws: failed_precondition when empty.
   virtual KeysValues keys_and_values() const = 0;
 
