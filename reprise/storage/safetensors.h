@@ -63,7 +63,7 @@ enum class ReadMode {
 // Called with the header and each tensor as soon as it is there, in the order of the data.
 using OnTensor = std::function<void(const SafetensorsHeader& header, const mlx::core::array& tensor)>;
 
-// Throws: as read_safetensors_header; unsupported for a dtype MLX has not (F8_*, named with its tensor) or an extent
+// Throws: as read_safetensors_header; unsupported for a dtype MLX has not (F8_E5M2, named with its tensor) or an extent
 // beyond its int32; corrupt_data for a BOOL that is neither 0 nor 1.
 Safetensors read_safetensors(const std::filesystem::path& file, ReadMode mode = ReadMode::copy,
                              const OnTensor& on_tensor = {});

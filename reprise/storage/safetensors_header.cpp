@@ -44,7 +44,7 @@ const std::array<DtypeRow, 21> kDtypes{{
     {"I64", 64, mx::int64},
     {"F64", 64, mx::float64},
     {"C64", 64, mx::complex64},
-    {"F8_E4M3", 8, {}},
+    {"F8_E4M3", 8, mx::uint8},  // MLX has no such dtype, but operations on its bytes
     {"F8_E5M2", 8, {}},
     {"F8_E8M0", 8, {}},
     {"F8_E4M3FNUZ", 8, {}},

@@ -242,12 +242,22 @@ TEST(Safetensors, AMissingFileIsNotFoundAndNamed) {
 
 TEST(Safetensors, WhatMlxHasNotIsUnsupportedByName) {
   TemporaryFolder folder;
-  write_text(folder / "f8", file_of(R"({"w":{"dtype":"F8_E4M3","shape":[2],"data_offsets":[0,2]}})", "xx"));
+  write_text(folder / "f8", file_of(R"({"w":{"dtype":"F8_E5M2","shape":[2],"data_offsets":[0,2]}})", "xx"));
   write_text(folder / "long", file_of(R"({"w":{"dtype":"F32","shape":[0,4000000000],"data_offsets":[0,0]}})", ""));
-  EXPECT_EQ(read_safetensors_header(folder / "f8").tensors.front().dtype, "F8_E4M3");
+  EXPECT_EQ(read_safetensors_header(folder / "f8").tensors.front().dtype, "F8_E5M2");
   for (const ReadMode mode : kBothModes) {
-    expect_error(ErrorCode::unsupported, "F8_E4M3, which tensor \"w\"", [&] { read_safetensors(folder / "f8", mode); });
+    expect_error(ErrorCode::unsupported, "F8_E5M2, which tensor \"w\"", [&] { read_safetensors(folder / "f8", mode); });
     expect_error(ErrorCode::unsupported, "4000000000", [&] { read_safetensors(folder / "long", mode); });
+  }
+}
+
+TEST(Safetensors, EightBitFloatsThatMlxCanDecodeAreReadAsTheirBytes) {
+  TemporaryFolder folder;
+  write_text(folder / "f8", file_of(R"({"w":{"dtype":"F8_E4M3","shape":[2],"data_offsets":[0,2]}})", "\x38\xC0"));
+  for (const ReadMode mode : kBothModes) {
+    const auto bytes = read_safetensors(folder / "f8", mode).tensors.at("w");
+    EXPECT_EQ(bytes.dtype(), mx::uint8);
+    EXPECT_TRUE(mx::array_equal(mx::from_fp8(bytes, mx::float32), mx::array({1.0f, -2.0f})).item<bool>());
   }
 }
 
