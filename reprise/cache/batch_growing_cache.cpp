@@ -263,8 +263,8 @@ std::unique_ptr<LayerCache> BatchGrowingCache::extract(int row) const {
 }
 
 BatchGrowingCache::Parts BatchGrowingCache::read_parts(const StateReader& reader,
-                                                       const std::optional<KVQuantization>& quantization,
-                                                       bool has_idx) {
+                                                       const std::optional<KVQuantization>& quantization, bool has_idx,
+                                                       std::vector<int>* starts) {
   Parts parts;
   parts.buffer = reader.columns(0, 1, quantization, true);
   const int width = parts.buffer ? parts.buffer->width() : 0;
@@ -278,7 +278,12 @@ BatchGrowingCache::Parts BatchGrowingCache::read_parts(const StateReader& reader
       reader.fail(reader.item_name(3) + name + " must lie in [0, " + std::to_string(kMaxPadding) + "]",
                   std::to_string(padding));
     }
-    if (offset[row] != parts.idx - padding) {
+    const std::int64_t start = std::int64_t{offset[row]} - parts.idx + padding;
+    if (starts != nullptr && is_padding(start)) {
+      starts->push_back(static_cast<int>(start));
+      continue;
+    }
+    if (start != 0) {
       reader.fail(
           reader.item_name(2) + name + " must be the columns after its padding, " + std::to_string(parts.idx - padding),
           std::to_string(offset[row]));

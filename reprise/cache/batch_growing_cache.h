@@ -1,5 +1,6 @@
 // What the growing caches of several rows share, dense or quantised: all rows end at one column, shorter ones begin
-// after padding. Private parts of BatchKVCache and BatchQuantizedKVCache.
+// after padding. Private parts of BatchKVCache, BatchQuantizedKVCache and
+// BatchChunkedKVCache.
 // Threads, Owns: see layer_cache.h.
 #pragma once
 
@@ -82,8 +83,10 @@ class BatchGrowingCache : public AttentionCache, public BatchedCache {
                     std::optional<KVQuantization> quantization);
 
   // Items 0 … 3 (keys, values, offset, left_padding), then idx as item 4, or the number of columns where the layout has
-  // no such item. Throws: corrupt_data.
-  static Parts read_parts(const StateReader& reader, const std::optional<KVQuantization>& quantization, bool has_idx);
+  // no such item. `starts`: receives the position of each row's first stored token; null: 0 for all.
+  // Throws: corrupt_data.
+  static Parts read_parts(const StateReader& reader, const std::optional<KVQuantization>& quantization, bool has_idx,
+                          std::vector<int>* starts = nullptr);
   // Right-justified. Throws: invalid_argument for a source that has several rows or another form than the first.
   static Parts merged_parts(const std::string& function, const std::vector<Source>& sources);
   void assign(Parts parts);

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "reprise/base/error.h"
+#include "reprise/cache/batch_chunked_kv_cache.h"
 #include "reprise/cache/state_reader.h"
 
 namespace reprise {
@@ -51,10 +52,12 @@ void ChunkedKVCache::maybe_trim_front() {
   start_ += dropped;
 }
 
-int ChunkedKVCache::max_trim() const {
-  if (start_ == 0) return offset_;
-  const std::int64_t first_whole_chunk = (std::int64_t{start_} + chunk_size_ - 1) / chunk_size_ * chunk_size_;
-  return static_cast<int>(std::max(std::int64_t{0}, offset_ - first_whole_chunk));
+int ChunkedKVCache::max_trim() const { return max_trim(start_, offset_, chunk_size_, offset_); }
+
+int ChunkedKVCache::max_trim(int start, int offset, int chunk_size, int all) {
+  if (start == 0) return all;
+  const std::int64_t first_whole_chunk = (std::int64_t{start} + chunk_size - 1) / chunk_size * chunk_size;
+  return static_cast<int>(std::max(std::int64_t{0}, offset - first_whole_chunk));
 }
 
 State ChunkedKVCache::with_numbers(State::List items) const {
@@ -73,6 +76,23 @@ Meta ChunkedKVCache::legacy_meta() const {
 }
 
 std::unique_ptr<LayerCache> ChunkedKVCache::fork() const { return std::make_unique<ChunkedKVCache>(*this); }
+
+std::unique_ptr<LayerCache> ChunkedKVCache::merge(const std::vector<const LayerCache*>& caches) const {
+  return BatchChunkedKVCache::merge_rows(caches);
+}
+
+std::unique_ptr<ChunkedKVCache> ChunkedKVCache::from_columns(int chunk_size,
+                                                             std::optional<internal::KVColumns> columns) {
+  auto cache = std::make_unique<ChunkedKVCache>(chunk_size);
+  cache->offset_ = columns ? columns->width() : 0;
+  cache->buffer_ = std::move(columns);
+  return cache;
+}
+
+void ChunkedKVCache::begin_at(int start) {
+  offset_ += start - start_;
+  start_ = start;
+}
 
 void ChunkedKVCache::restore(LayerCache&& earlier) { *this = std::move(dynamic_cast<ChunkedKVCache&>(earlier)); }
 

@@ -9,7 +9,17 @@
 
 namespace reprise {
 
-class ChunkedKVCache final : public internal::GrowingCache {
+// What a model with attention in chunks does to a cache before each forward.
+class FrontTrimmedCache {
+ public:
+  virtual ~FrontTrimmedCache() = default;
+
+  virtual int chunk_size() const = 0;
+  // Drops at the front what no later query can see.
+  virtual void maybe_trim_front() = 0;
+};
+
+class ChunkedKVCache final : public internal::GrowingCache, public FrontTrimmedCache {
  public:
   static constexpr const char* kClassName = "ChunkedKVCache";
 
@@ -23,9 +33,9 @@ class ChunkedKVCache final : public internal::GrowingCache {
   static std::unique_ptr<ChunkedKVCache> from_legacy(const State& state, const Meta& meta);
 
   // Keeps the last chunk_size rows when there are more: the buffer is then exactly as wide.
-  void maybe_trim_front();
+  void maybe_trim_front() override;
 
-  int chunk_size() const { return chunk_size_; }
+  int chunk_size() const override { return chunk_size_; }
   // Position of the first stored row.
   int start_position() const { return start_; }
 
@@ -33,12 +43,21 @@ class ChunkedKVCache final : public internal::GrowingCache {
   int size() const override { return 0; }
   // Up to the start of the first chunk that is still whole; everything while no row was dropped.
   int max_trim() const override;
+  // The same of a cache whose first row is at `start`, its next at `offset`; `all` when no row was dropped.
+  static int max_trim(int start, int offset, int chunk_size, int all);
   bool keeps_all_rows() const override { return false; }
   State state() const override;
   State saved_state() const override;
   State legacy_state() const override;
   Meta legacy_meta() const override;
   std::unique_ptr<LayerCache> fork() const override;
+  // BatchChunkedKVCache.
+  std::unique_ptr<LayerCache> merge(const std::vector<const LayerCache*>& caches) const override;
+
+  const std::optional<internal::KVColumns>& buffer() const { return buffer_; }
+  // Columns that are all in use, or none; then the position of the first of them.
+  static std::unique_ptr<ChunkedKVCache> from_columns(int chunk_size, std::optional<internal::KVColumns> columns);
+  void begin_at(int start);
 
  protected:
   void restore(LayerCache&& earlier) override;

@@ -22,9 +22,10 @@ namespace {
 // Lists deeper than this would have paths that no reader takes.
 constexpr int kMaxNesting = 12;
 
-// mlx-lm has no such classes. Their states end in group_size and bits.
-constexpr std::string_view kOwnClasses[] = {"BatchQuantizedKVCache", "BatchQuantizedRotatingKVCache",
-                                            "QuantizedRotatingKVCache"};
+// mlx-lm has no such classes. The states of those with a nearest one there end in group_size and bits.
+constexpr std::string_view kOwnClasses[] = {"BatchChunkedKVCache", "BatchQuantizedKVCache",
+                                            "BatchQuantizedRotatingKVCache", "QuantizedRotatingKVCache"};
+constexpr std::string_view kWithoutNearest = "BatchChunkedKVCache";
 constexpr const char* kConcatenate = "ConcatenateKVCache";
 
 using CachePtr = std::unique_ptr<LayerCache>;
@@ -94,6 +95,9 @@ Encoded encode(const LayerCache& cache, const std::string& path, bool portable, 
   }
   LayerExtension extension;
   CachePtr plain;
+  if (portable && cache.class_name() == kWithoutNearest) {
+    cannot_save(path, cache, "such a batch in mlx-lm's classes (its rows, extracted, are portable)");
+  }
   if (portable && is_own_class(cache)) {
     extension.class_name = cache.class_name();
     extension.quantization = quantization_of(cache);
@@ -118,7 +122,7 @@ CachePtr portable_form(const LayerCache& cache) {
     for (std::size_t i = 0; i < list->num_children(); ++i) children.push_back(portable_form((*list)[i]));
     return std::make_unique<CacheList>(std::move(children));
   }
-  return is_own_class(cache) ? cache.to_dequantized() : cache.fork();
+  return is_own_class(cache) && cache.class_name() != kWithoutNearest ? cache.to_dequantized() : cache.fork();
 }
 
 bool holds_arrays_only(const State& state) {

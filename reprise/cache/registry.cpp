@@ -5,6 +5,7 @@
 
 #include "reprise/base/error.h"
 #include "reprise/cache/arrays_cache.h"
+#include "reprise/cache/batch_chunked_kv_cache.h"
 #include "reprise/cache/batch_kv_cache.h"
 #include "reprise/cache/batch_quantized_kv_cache.h"
 #include "reprise/cache/batch_quantized_rotating_kv_cache.h"
@@ -39,6 +40,7 @@ constexpr CacheClass cache_class(const char* name = Cache::kClassName) {
 // clang-format off
 constexpr CacheClass kCacheClasses[] = {
     cache_class<ArraysCache>(),
+    cache_class<BatchChunkedKVCache>(),
     cache_class<BatchKVCache>(),
     cache_class<BatchQuantizedKVCache>(),
     cache_class<BatchQuantizedRotatingKVCache>(),

@@ -7,6 +7,7 @@
 
 #include "mlx/ops.h"
 #include "mlx/random.h"
+#include "reprise/cache/batch_chunked_kv_cache.h"
 #include "reprise/cache/batch_kv_cache.h"
 #include "reprise/cache/batch_quantized_kv_cache.h"
 #include "reprise/cache/batch_quantized_rotating_kv_cache.h"
@@ -108,6 +109,7 @@ std::vector<Kind> kinds() {
       {"ChunkedKVCache", maker<ChunkedKVCache>(64)},
       {"RotatingKVCache", maker<RotatingKVCache>(kRing), kRing},
       {"QuantizedRotatingKVCache", maker<QuantizedRotatingKVCache>(kRing, 0, 32, 8), kRing, true},
+      {"BatchChunkedKVCache", maker<BatchChunkedKVCache>(64, one_row)},
       {"BatchKVCache", maker<BatchKVCache>(one_row)},
       {"BatchQuantizedKVCache", maker<BatchQuantizedKVCache>(one_row, 32, 8), {}, true},
       {"BatchRotatingKVCache", maker<BatchRotatingKVCache>(kRing, one_row), kRing},

@@ -7,6 +7,7 @@
 #include "mlx/ops.h"
 #include "mlx/random.h"
 #include "reprise/cache/arrays_cache.h"
+#include "reprise/cache/batch_chunked_kv_cache.h"
 #include "reprise/cache/batch_kv_cache.h"
 #include "reprise/cache/batch_quantized_kv_cache.h"
 #include "reprise/cache/batch_rotating_kv_cache.h"
@@ -52,7 +53,7 @@ Step trim(int n) {
 }
 
 Step trim_front() {
-  return [](LayerCache& cache) { dynamic_cast<ChunkedKVCache&>(cache).maybe_trim_front(); };
+  return [](LayerCache& cache) { dynamic_cast<FrontTrimmedCache&>(cache).maybe_trim_front(); };
 }
 
 Step prepare(BatchPrompt prompt) {
@@ -320,7 +321,7 @@ void split_or_join(const LayerCache& cache, const RowShape& shape, State::List& 
 void go_on_attention(AttentionCache& cache, const RowShape& shape, State::List& out) {
   std::uint64_t seed = 100;
   for (const int count : {3, 1, 1}) {
-    if (auto* chunked = dynamic_cast<ChunkedKVCache*>(&cache)) chunked->maybe_trim_front();
+    if (auto* chunked = dynamic_cast<FrontTrimmedCache*>(&cache)) chunked->maybe_trim_front();
     const MaskOptions asked[] = {{}, {.window = 4}, {.return_array = true}};
     for (const MaskOptions& options : asked) {
       out.push_back(answer_of([&] { return mask_state(cache.make_mask(count, options)); }));
@@ -364,6 +365,14 @@ std::vector<CacheSample> cache_samples() {
   }
   const std::vector<int> padding = {1, 0, 3};
   samples.add_batch("BatchKVCache", made<BatchKVCache>(padding), "", "right_padding");
+  samples.add_batch("BatchChunkedKVCache", made<BatchChunkedKVCache>(4, padding), kOwn, "");
+  const RowShape three = with_rows(3);
+  samples.add("BatchChunkedKVCache, slid", made<BatchChunkedKVCache>(4, padding),
+              {fill({3, 7}, three), trim_front(), fill({1}, three)}, kOwn, three);
+  samples.add("BatchChunkedKVCache, slid, with right padding", made<BatchChunkedKVCache>(4, padding),
+              {fill({3, 7}, three), trim_front(), prepare({.lengths = {2, 4, 1}, .right_padding = {2, 0, 3}}),
+               fill({4}, three)},
+              kOwn, three);
   samples.add_batch("BatchQuantizedKVCache", made<BatchQuantizedKVCache>(padding, 32, 4), kOwn, "");
   samples.add_batch("BatchRotatingKVCache", made<BatchRotatingKVCache>(8, padding), "", "l");
   samples.add_batch(

@@ -12,6 +12,7 @@
 #include "mlx/ops.h"
 #include "mlx/transforms.h"
 #include "reprise/cache/arrays_cache.h"
+#include "reprise/cache/batch_chunked_kv_cache.h"
 #include "reprise/cache/batch_kv_cache.h"
 #include "reprise/cache/batch_quantized_kv_cache.h"
 #include "reprise/cache/batch_quantized_rotating_kv_cache.h"
@@ -55,6 +56,11 @@ CachePtr mixed_list() {
 std::vector<Case> cases() {
   return {
       {"ArraysCache", [] { return std::make_unique<ArraysCache>(2); }},
+      {"BatchChunkedKVCache",
+       [] {
+         return std::make_unique<BatchChunkedKVCache>(kWindow, std::vector{0, 3});
+       },
+       2},
       {"BatchKVCache",
        [] {
          return std::make_unique<BatchKVCache>(std::vector{0, 3});
@@ -99,7 +105,7 @@ void step(LayerCache& cache, int batch, std::vector<mx::array>& seen) {
     arrays->make_mask(1);
   } else {
     auto& attention = dynamic_cast<AttentionCache&>(cache);
-    if (auto* chunked = dynamic_cast<ChunkedKVCache*>(&cache)) chunked->maybe_trim_front();
+    if (auto* chunked = dynamic_cast<FrontTrimmedCache*>(&cache)) chunked->maybe_trim_front();
     attention.make_mask(1, {.return_array = true});
     attention.offset();
     const RowShape shape{.batch = batch, .heads = 1, .key_size = 32, .value_size = 32};

@@ -44,9 +44,10 @@ std::set<std::string> names_of(const std::vector<CacheSample>& samples) {
 
 TEST(PromptCacheClasses, F2EveryClassIsAmongTheSamples) {
   const std::set<std::string> names = names_of(cache_samples());
-  for (const char* name : {"ArraysCache", "BatchKVCache", "BatchQuantizedKVCache", "BatchQuantizedRotatingKVCache",
-                           "BatchRotatingKVCache", "CacheList", "ChunkedKVCache", "ConcatenateKVCache", "KVCache",
-                           "QuantizedKVCache", "QuantizedRotatingKVCache", "RotatingKVCache"}) {
+  for (const char* name :
+       {"ArraysCache", "BatchChunkedKVCache", "BatchKVCache", "BatchQuantizedKVCache", "BatchQuantizedRotatingKVCache",
+        "BatchRotatingKVCache", "CacheList", "ChunkedKVCache", "ConcatenateKVCache", "KVCache", "QuantizedKVCache",
+        "QuantizedRotatingKVCache", "RotatingKVCache"}) {
     EXPECT_TRUE(names.contains(name)) << name;
     EXPECT_TRUE(is_known_cache_class(name)) << name;
   }
@@ -142,6 +143,13 @@ TEST(PromptCacheClasses, P5APortableFileHasMlxLmsClassesAndGivesOursBack) {
   for (const CacheSample& sample : cache_samples()) {
     SCOPED_TRACE(sample.name);
     const auto original = sample.make();
+    if (original->class_name() == "BatchChunkedKVCache") {  // nothing of mlx-lm's comes near
+      EXPECT_NE(error_of([&] {
+                  save_prompt_cache(folder.file("p"), single_layer(original->fork()), {}, options);
+                }).find("unsupported"),
+                std::string::npos);
+      continue;
+    }
     const std::string file = save_prompt_cache(folder.file("p"), single_layer(original->fork()), {}, options);
     std::string texts;
     for (const auto& [key, value] : read_safetensors_header(file).metadata) {

@@ -84,6 +84,7 @@ std::vector<CachePtr> singles() {
 std::vector<CachePtr> batches() {
   std::vector<CachePtr> all;
   for (const auto& make : {recurrent, growing, quantized, quantized_ring, ring, nested}) all.push_back(batch_of(make));
+  all.push_back(batch_of([] { return filled(std::make_unique<ChunkedKVCache>(16)); }));
   return all;
 }
 
