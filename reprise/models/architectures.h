@@ -29,5 +29,9 @@ std::unique_ptr<LanguageModel> make_qwen3_moe(const ModelFiles& files, const Mod
 std::unique_ptr<LanguageModel> make_qwen3_next(const ModelFiles& files, const ModelOptions& options);
 std::unique_ptr<LanguageModel> make_recurrent_gemma(const ModelFiles& files, const ModelOptions& options);
 std::unique_ptr<LanguageModel> make_starcoder2(const ModelFiles& files, const ModelOptions& options);
+std::unique_ptr<LanguageModel> make_deepseek_v2(const ModelFiles& files, const ModelOptions& options);
+std::unique_ptr<LanguageModel> make_deepseek_v3(const ModelFiles& files, const ModelOptions& options);
+std::unique_ptr<LanguageModel> make_llama4(const ModelFiles& files, const ModelOptions& options);
+std::unique_ptr<LanguageModel> make_llama4_text(const ModelFiles& files, const ModelOptions& options);
 
 }  // namespace reprise::internal

@@ -165,6 +165,13 @@ std::optional<bool> Config::get_bool(const std::string& key) const {
   return value->get<bool>();
 }
 
+std::optional<bool> Config::get_flag(const std::string& key) const {
+  const Json* value = find(document_->json, key);
+  if (value == nullptr || value->is_boolean()) return get_bool(key);
+  const auto number = get_int(key);
+  return number ? std::optional(*number != 0) : std::nullopt;
+}
+
 std::vector<std::string> Config::get_strings(const std::string& key) const {
   const Json* value = find(document_->json, key);
   if (value == nullptr) return {};

@@ -45,6 +45,7 @@ class Config {
   std::optional<int> get_int_or_auto(const std::string& key) const;
   std::optional<float> get_float(const std::string& key) const;
   std::optional<bool> get_bool(const std::string& key) const;
+  std::optional<bool> get_flag(const std::string& key) const;  // also a whole number, true unless it is 0
   std::optional<std::string> get_string(const std::string& key) const;
   std::vector<std::string> get_strings(const std::string& key) const;
   std::vector<int> get_ints(const std::string& key) const;

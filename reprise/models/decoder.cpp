@@ -10,6 +10,7 @@
 #include "reprise/cache/kv_cache.h"
 #include "reprise/cache/rotating_kv_cache.h"
 #include "reprise/models/model_parts.h"
+#include "reprise/nn/masks.h"
 
 namespace reprise::internal {
 
@@ -64,6 +65,23 @@ LayerStep caches_of(const LayerKind& kind, LayerCache& cache) {
   return step;
 }
 
+// Attention within chunks: the cache's own mask, less what lies in other chunks than the query.
+Mask chunk_mask(const AttentionCache& cache, int N, int chunk_size) {
+  const int columns = cache.length() + N;
+  std::vector<int> first = cache.positions();  // of column 0 in each row
+  for (int& position : first) position -= cache.length();
+  if (cache.position()) {
+    const bool is_one_chunk = first[0] / chunk_size == (first[0] + columns - 1) / chunk_size;
+    if (is_one_chunk) return cache.make_mask(N);
+  }
+  const Offset start = cache.position() ? Offset(first[0])
+                                        : Offset(mx::array(first.data(), {static_cast<int>(first.size())}, mx::int32));
+  const Mask all = cache.make_mask(N, {.return_array = true});
+  const mx::array same = create_same_chunk_mask(N, columns, start, chunk_size);
+  const auto* visible = std::get_if<mx::array>(&all);
+  return visible != nullptr ? mx::logical_and(*visible, same) : same;
+}
+
 // What is wrong with `cache` for a layer of this kind; empty: nothing.
 std::string unfit(const LayerKind& kind, const LayerCache& cache) {
   const auto is_recurrent = [](const LayerCache& layer, int slots) {
@@ -83,6 +101,14 @@ std::string unfit(const LayerKind& kind, const LayerCache& cache) {
                       is_attention(list->child(1));
     return fits ? ""
                 : "a CacheList of an ArraysCache of " + std::to_string(both->slots) + " slots and an attention cache";
+  }
+  if (const auto* chunked = std::get_if<ChunkedAttention>(&kind)) {
+    const auto* trimmed = dynamic_cast<const FrontTrimmedCache*>(&cache);
+    const bool fits = trimmed != nullptr ? trimmed->chunk_size() == chunked->chunk_size
+                                         : is_attention(cache) && cache.keeps_all_rows();
+    return fits ? ""
+                : "a ChunkedKVCache of chunk size " + std::to_string(chunked->chunk_size) +
+                      " or an attention cache that keeps all rows";
   }
   return is_attention(cache) ? "" : "an attention cache";
 }
@@ -133,10 +159,16 @@ std::vector<LayerStep> DecoderModel::steps(PromptCache& cache, int N) const {
       continue;
     }
     LayerStep step = caches_of(kind, cache.at<LayerCache>(i++));
+    const auto* chunked = std::get_if<ChunkedAttention>(&kind);
+    if (auto* trimmed = chunked != nullptr ? dynamic_cast<FrontTrimmedCache*>(step.attention) : nullptr) {
+      trimmed->maybe_trim_front();
+    }
     const auto same = std::find(parts_.kinds.begin(), parts_.kinds.end(), kind) - parts_.kinds.begin();
     if (const auto first = static_cast<std::size_t>(same); first < layer) {
       step.mask = steps[first].mask;
       step.real_columns = steps[first].real_columns;
+    } else if (chunked != nullptr) {
+      step.mask = chunk_mask(*step.attention, N, chunked->chunk_size);
     } else {
       const auto* sliding = std::get_if<SlidingAttention>(&kind);
       const MaskOptions options{.window = sliding != nullptr ? std::optional(sliding->window) : std::nullopt};

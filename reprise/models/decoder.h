@@ -30,7 +30,7 @@ struct SlidingAttention {  // RotatingKVCache
   int window;
   bool operator==(const SlidingAttention&) const = default;
 };
-struct ChunkedAttention {  // ChunkedKVCache
+struct ChunkedAttention {  // ChunkedKVCache; attention does not cross the multiples of chunk_size
   int chunk_size;
   bool operator==(const ChunkedAttention&) const = default;
 };

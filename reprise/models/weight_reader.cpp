@@ -160,6 +160,14 @@ SwitchLinear WeightReader::take_switch_linear(const std::string& path, int exper
   return SwitchLinear(std::move(weight), take(path + ".bias", {experts, out}));
 }
 
+// MLX multiplies by it, which wants one dtype.
+MultiLinear WeightReader::take_multi_linear(const std::string& path, int heads, int out, int in) {
+  if (has(path + ".scales")) return MultiLinear(take_stored_weight(path, {heads}, out, in));
+  const mx::array matrices = take(path + ".weight", {heads, out, in});
+  matrices_["not quantised"] += matrices.size();
+  return MultiLinear(matrices);
+}
+
 SwitchGlu WeightReader::take_switch_glu(const std::string& path, int experts, int hidden_size, int size, bool bias) {
   return {.gate_proj = take_switch_linear(path + ".gate_proj", experts, size, hidden_size, bias),
           .up_proj = take_switch_linear(path + ".up_proj", experts, size, hidden_size, bias),

@@ -11,6 +11,7 @@
 #include "mlx/dtype.h"
 #include "reprise/models/config.h"
 #include "reprise/nn/linear.h"
+#include "reprise/nn/mla.h"
 #include "reprise/nn/moe.h"
 #include "reprise/nn/norms.h"
 #include "reprise/storage/model_files.h"
@@ -45,6 +46,8 @@ class WeightReader {
   SwitchLinear take_switch_linear(const std::string& path, int experts, int out, int in, bool bias = false);
   // `path`.gate_proj, .up_proj, .down_proj. `size`: F.
   SwitchGlu take_switch_glu(const std::string& path, int experts, int hidden_size, int size, bool bias = false);
+  // `path`.weight [heads, out, in].
+  MultiLinear take_multi_linear(const std::string& path, int heads, int out, int in);
   // Per-expert matrices `path(expert)`.weight, .scales, .biases, .bias, as far as they are there, become `to`.weight,
   // ….
   void stack_experts(int experts, const std::function<std::string(int expert)>& path, const std::string& to);
