@@ -12,6 +12,7 @@
 #include "reprise/kernels/linear.h"
 #include "reprise/kernels/rg_lru.h"
 #include "reprise/kernels/scan.h"
+#include "reprise/kernels/short_conv.h"
 
 namespace reprise::kernels::reference {
 
@@ -44,6 +45,7 @@ StoreAndAttendResult store_and_attend(const mlx::core::array& queries, const mlx
                                       const mlx::core::array& values, int heads, const RopeParams* rope,
                                       const Offset& offset, StoreTarget target, const AttentionParams& params);
 ScanResult selective_scan(const ScanInputs& inputs, const std::shared_ptr<const SelectiveScan>& scan);
+ShortConvResult short_conv(const ShortConvInputs& inputs, const ShortConvParams& params);
 ScanResult head_scan(const ScanInputs& inputs, const std::shared_ptr<const HeadScan>& scan);
 DeltaRuleResult gated_delta_rule(const DeltaRuleInputs& inputs, const DeltaRuleParams& params,
                                  const std::optional<mlx::core::array>& state);

@@ -14,6 +14,7 @@
 #include "reprise/base/profile.h"
 #include "reprise/base/thread_pool.h"
 #include "reprise/kernels/choice.h"
+#include "reprise/kernels/columns.h"
 #include "reprise/kernels/reference.h"
 #include "reprise/kernels/scan_cpu.h"
 #include "reprise/kernels/weight_view.h"
@@ -46,56 +47,6 @@ void check(const char* function, const ScanInputs& inputs, const Sizes& sizes) {
   throw Error(ErrorCode::invalid_argument, std::string("[kernels::") + function +
                                                "] x, delta, b, c, gate, mask and state must fit the scan's sizes");
 }
-
-// What an array of one evaluation holds, which is computed only by the time it is asked.
-template <typename Number>
-class Columns {
- public:
-  explicit Columns(const mx::array& array)
-      : data_(array.data<Number>()),
-        shape_(array.shape()),
-        strides_(array.strides()),
-        is_flat_(array.flags().row_contiguous) {}
-
-  // [rows, columns, size] with features beside each other; copied if they are not.
-  cpu::ColumnsView view() {
-    if (shape_[2] > 1 && strides_[2] != 1) make_flat();
-    return {data_, strides_[0], strides_[1]};
-  }
-
-  // All of it, row after row.
-  const Number* flat() {
-    if (!is_flat_) make_flat();
-    return data_;
-  }
-
- private:
-  void make_flat() {
-    std::vector<std::int64_t> index(shape_.size(), 0);
-    std::size_t size = 1;
-    for (const int extent : shape_) size *= static_cast<std::size_t>(extent);
-    copy_.resize(size);
-    for (Number& number : copy_) {
-      std::int64_t at = 0;
-      for (std::size_t axis = 0; axis < shape_.size(); ++axis) at += index[axis] * strides_[axis];
-      number = data_[at];
-      for (std::size_t axis = shape_.size(); axis-- > 0;) {
-        if (++index[axis] < shape_[axis]) break;
-        index[axis] = 0;
-      }
-    }
-    data_ = copy_.data();
-    std::int64_t stride = 1;
-    for (std::size_t axis = shape_.size(); axis-- > 0; stride *= shape_[axis]) strides_[axis] = stride;
-    is_flat_ = true;
-  }
-
-  const Number* data_;
-  mx::Shape shape_;
-  mx::Strides strides_;
-  bool is_flat_;
-  std::vector<Number> copy_;
-};
 
 // What a scan is made with, as pointers that live as long as it.
 struct Parameters {
@@ -148,8 +99,8 @@ class Scan final : public mx::Primitive {
     view.columns = inputs[0].shape(1);
     view.y = outputs[0].data<float>();
     view.state = outputs[1].data<float>();
-    std::vector<Columns<float>> columns;
-    std::vector<Columns<std::uint8_t>> mask;
+    std::vector<internal::Columns<float>> columns;
+    std::vector<internal::Columns<std::uint8_t>> mask;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       if (has_mask_ && i == mask_index()) {
         mask.emplace_back(inputs[i]);

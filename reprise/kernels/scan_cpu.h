@@ -3,19 +3,11 @@
 // Threads: free functions; tasks of one call may run at once.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
+#include "reprise/kernels/columns_view.h"
+
 namespace reprise::kernels::cpu {
-
-// Floats [B, L, size], features beside each other. Null data: there are none.
-struct ColumnsView {
-  const float* data = nullptr;
-  std::ptrdiff_t row_stride = 0;
-  std::ptrdiff_t column_stride = 0;
-
-  const float* at(int row, int column) const { return data + row * row_stride + column * column_stride; }
-};
 
 struct ScanView {
   int rows = 0;     // B

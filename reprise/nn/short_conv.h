@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "mlx/array.h"
+#include "reprise/kernels/short_conv.h"
 #include "reprise/nn/keys_values.h"
 
 namespace reprise {
@@ -17,18 +18,14 @@ struct RealColumns {
   std::optional<std::vector<int>> lengths = {};
 };
 
-struct ShortConvResult {
-  mlx::core::array output;  // [B, L, C]
-  mlx::core::array state;   // [B, K - 1, C]: each row's last real inputs, for the next chunk
-};
+using kernels::ConvActivation;
+using kernels::ShortConvResult;
 
 // output[t] = bias + Σ_k weight[:, k] · input[t - K + 1 + k], over the state's K - 1 inputs and then x, paddings read
 // as 0. x [B, L, C]; state none: zeros; weight [C, K]; bias [C]. Throws: invalid_argument for shapes that do not fit.
 ShortConvResult short_conv(const mlx::core::array& x, const std::optional<mlx::core::array>& state,
                            const mlx::core::array& weight, const std::optional<mlx::core::array>& bias,
                            const RealColumns& real = {});
-
-enum class ConvActivation { none, silu };
 
 // The same as a layer, with what follows it.
 struct ShortConv {
