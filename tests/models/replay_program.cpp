@@ -8,7 +8,7 @@
 #include <stdexcept>
 
 #include "reprise/models/config.h"
-#include "reprise/storage/file_system.h"
+#include "reprise/storage/model_files.h"
 
 namespace reprise::test {
 
@@ -120,7 +120,7 @@ std::vector<fs::path> folders_of(const Arguments& arguments) {
 }
 
 bool is_known(const fs::path& folder) {
-  const internal::Config config(read_file(folder / "config.json"));
+  const internal::Config config(read_model_files(folder).config_json);
   const auto types = known_model_types();
   return std::find(types.begin(), types.end(), config.require_string("model_type")) != types.end();
 }
