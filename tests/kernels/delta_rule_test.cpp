@@ -164,6 +164,27 @@ TEST(DeltaRule, KeysOfZeroAndHugeGatesStayFinite) {
   });
 }
 
+// The hardest for sums over many columns: every column meets what all before it wrote along the same key.
+TEST(DeltaRule, TheSameKeyOverAndOverStaysExact) {
+  with_and_without_kernels([] {
+    const Case c{1, 200, 1, 2, 16, 8};
+    auto params = params_of(c);
+    params.decay = mx::array({1e-4f, 0.5f});
+    auto inputs = inputs_of(c, 1);
+    const mx::array same = mx::broadcast_to(mx::slice(inputs.qkv, {0, 0, 0}, {1, 1, 32}), {1, c.L, 32});
+    inputs.qkv = mx::concatenate({same, mx::slice(inputs.qkv, {0, 0, 32}, {1, c.L, 48})}, 2);
+    inputs.b = mx::full(inputs.b.shape(), 6.0f);
+    // Now and then a column forgets everything.
+    inputs.a = mx::where(mx::equal(mx::remainder(mx::arange(c.L), mx::array(37)), mx::array(5)), mx::array(3e4f),
+                         mx::array(-2.0f));
+    inputs.a = mx::broadcast_to(mx::reshape(inputs.a, {1, c.L, 1}), {1, c.L, 2});
+    const auto got = gated_delta_rule(inputs, params, {});
+    const auto want = test::delta_rule_loop(inputs, params, {});
+    expect_near(got.output, want.output, 1e-5);
+    expect_near(got.state, want.state, 1e-5);
+  });
+}
+
 TEST(DeltaRule, ShapesThatDoNotFitAreRefused) {
   const Case c{2, 3, 1, 2, 4, 4};
   const auto params = params_of(c);
