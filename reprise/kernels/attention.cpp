@@ -33,6 +33,7 @@ cpu::Element element_of(mx::Dtype dtype) { return *internal::element_of(dtype); 
 // there are.
 struct Plan {
   float scale = 1.0f;
+  float softcap = 0.0f;
   bool causal = false;
   bool mask = false;
   bool sinks = false;
@@ -265,6 +266,7 @@ void Attention::eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) {
   args.kv_heads = keys[0].shape(1);
   args.columns = keys[0].shape(2);
   args.scale = plan_.scale;
+  args.softcap = plan_.softcap;
   args.causal = plan_.causal;
   take_queries(queries, job);
   args.keys = stored(keys, job);
@@ -289,6 +291,7 @@ mx::array attention(const mx::array& queries, const KeysValues& keys_values, con
   if (!internal::use_kernels() || wide) return reference::attention(queries, keys_values, params);
   Plan plan;
   plan.scale = params.scale;
+  plan.softcap = params.softcap.value_or(0.0f);
   plan.causal = std::holds_alternative<Causal>(params.mask);
   std::vector<mx::array> inputs = {queries};
   int size = 0;

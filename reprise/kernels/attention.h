@@ -9,6 +9,7 @@
 #include "mlx/array.h"
 #include "mlx/dtype.h"
 #include "reprise/kernels/keys_values.h"
+#include "reprise/kernels/linear.h"
 #include "reprise/kernels/rope.h"
 
 namespace reprise::kernels {
@@ -20,11 +21,12 @@ struct AttentionParams {
   // int32 [B]: columns before row_starts[b] hold nothing of row b; they are neither read nor paid for. The mask must
   // hide them as well.
   std::optional<mlx::core::array> row_starts = {};
+  std::optional<float> softcap = {};  // c > 0: scores become c · tanh(score / c) before they are masked
 };
 
-// softmax(scale · q · Kᵀ + mask) · V with grouped heads (H a multiple of Hkv). queries [B, H, L, D], float32, float16
-// or bfloat16; keys and values of any floating dtype or quantised. Returns: [B, H, L, Dv] in the queries' dtype; a
-// fully masked row is finite. Sums are float32. Requires: shapes that fit (nn checks them).
+// softmax(cap(scale · q · Kᵀ) + mask) · V with grouped heads (H a multiple of Hkv). queries [B, H, L, D], float32,
+// float16 or bfloat16; keys and values of any floating dtype or quantised. Returns: [B, H, L, Dv] in the queries'
+// dtype; a fully masked row is finite. Sums are float32. Requires: shapes that fit (nn checks them).
 mlx::core::array attention(const mlx::core::array& queries, const KeysValues& keys_values,
                            const AttentionParams& params);
 
@@ -47,13 +49,20 @@ struct StoreAndAttendResult {
   std::vector<mlx::core::array> tensors;  // the buffers with the new rows
 };
 
-// Rotates queries and keys at `offset` (rope: none, they come rotated), stores keys and values in the buffers' dtype
-// (float16: its largest number for what is beyond it; quantised: bit for bit what mx::quantize makes of the rotated
-// rows in the scales' dtype), attends over columns [0, visible). Shapes as linear layers give them: queries [B, L, H *
-// D], keys [B, L, Hkv * D], values [B, L, Hkv * Dv]. A Causal mask lets query i see columns up to visible - L + i.
-// Requires: shapes and dtypes that fit.
+// Norms of each head's query and key, before they are rotated. Weights [D].
+struct HeadNorms {
+  std::optional<RmsNormParams> queries = {};
+  std::optional<RmsNormParams> keys = {};
+};
+
+// Norms and rotates queries and keys at `offset` (rope: none, they come rotated), stores keys and values in the
+// buffers' dtype (float16: its largest number for what is beyond it; quantised: bit for bit what mx::quantize makes of
+// the rotated rows in the scales' dtype), attends over columns [0, visible). Shapes as linear layers give them: queries
+// [B, L, H * D], keys [B, L, Hkv * D], values [B, L, Hkv * Dv]. A Causal mask lets query i see columns up to visible -
+// L + i. Requires: shapes and dtypes that fit.
 StoreAndAttendResult store_and_attend(const mlx::core::array& queries, const mlx::core::array& keys,
                                       const mlx::core::array& values, int heads, const RopeParams* rope,
-                                      const Offset& offset, StoreTarget target, const AttentionParams& params);
+                                      const Offset& offset, StoreTarget target, const AttentionParams& params,
+                                      const HeadNorms& norms = {});
 
 }  // namespace reprise::kernels

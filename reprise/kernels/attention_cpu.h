@@ -70,6 +70,7 @@ struct AttentionArgs {
   MaskView mask;        // on top of causal; a row in which all is masked gives the mean of the values
   const std::int32_t* row_starts = nullptr;  // [B] or none: columns before it are neither seen nor read
   const float* sinks = nullptr;              // [H] or none: an extra logit in the softmax's denominator
+  float softcap = 0.0f;                      // if not 0, scores become softcap · tanh(score / softcap) before masks
 };
 
 // A query that no column is left for (by row_starts or causal) gives zeros. Throws: bad_alloc.

@@ -221,6 +221,12 @@ struct AccumulateStep {
   }
 };
 
+// `count` is a multiple of kAlignFloats, also 0.
+HWY_INLINE void cap_scores(float cap, std::size_t count, float* scores) {
+  const F32 d;
+  for (std::size_t j = 0; j < count; j += kLanes) hn::Store(capped(hn::Load(d, scores + j), cap), d, scores + j);
+}
+
 // Scores of one row → weights in place. `count` is a multiple of kAlignFloats, also 0.
 HWY_INLINE void softmax(float* scores, std::size_t count, float* top_out, float* total_out) {
   const F32 d;
@@ -287,6 +293,7 @@ void few_rows(const AttentionArgs& args, const Block& block, const PartialSums& 
               ScoreStep{q, rows, keys.vectors(), count, scores + j, stride});
   }
   for (std::size_t r = 0; r < rows; ++r) {
+    if (args.softcap != 0.0f) cap_scores(args.softcap * kLog2E, stride, scores + r * stride);
     hide(args, block, block.rows.begin + static_cast<int>(r), scores + r * stride);
     softmax(scores + r * stride, stride, out.top + r, out.total + r);
   }

@@ -169,6 +169,15 @@ struct Panel {
   Range whole;           // columns that all rows see
 };
 
+// Of scores [columns, kPanel].
+HWY_INLINE void cap_scores(float cap, std::size_t columns, std::size_t rows, float* scores) {
+  const F32 d;
+  for (std::size_t lane = 0; lane < rows; lane += kLanes) {
+    float* at = scores + lane;
+    for (std::size_t j = 0; j < columns; ++j, at += kPanel) hn::Store(capped(hn::Load(d, at), cap), d, at);
+  }
+}
+
 // Scores [columns, kPanel] → weights in place; factors: what earlier sums are multiplied by.
 HWY_INLINE void softmax(float* scores, std::size_t columns, std::size_t rows, const Panel& panel, float* factors) {
   const F32 d;
@@ -285,6 +294,7 @@ void many_rows(const AttentionArgs& args, const Block& block, const PartialSums&
       if (columns.begin >= panel.columns.end || columns.end <= panel.columns.begin) continue;
       const auto rows = static_cast<std::size_t>(panel.rows.end - panel.rows.begin);
       over_vectors(rows, ScorePanel{keys, up(count), n.keys, panel.queries, scores});
+      if (args.softcap != 0.0f) cap_scores(args.softcap * kLog2E, count, rows, scores);
       hide(args, block, panel, columns, row_scores, scores);
       softmax(scores, count, rows, panel, factors);
       over_vectors(rows, AccumulatePanel{values, count, n.values, scores, factors, panel.values});

@@ -43,6 +43,16 @@ HWY_INLINE VF exp2_of_nonpositive(VF x) {
   return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -126.0f)), y);
 }
 
+// cap · tanh(score / cap). Both are logarithms of base 2, so that the power inside is one of 2.
+HWY_INLINE VF capped(VF score, float cap) {
+  const F32 d;
+  const VF size = hn::Mul(hn::Abs(score), hn::Set(d, -2.0f * kLog2E / cap));
+  const VF power = exp2_of_nonpositive(size);
+  const VF one = hn::Set(d, 1.0f);
+  const VF tanh = hn::Div(hn::Sub(one, power), hn::Add(one, power));
+  return hn::CopySign(hn::Mul(hn::Set(d, cap), tanh), score);
+}
+
 HWY_INLINE VF load_floats(const float* from) { return hn::LoadU(F32(), from); }
 HWY_INLINE VF load_floats(const hwy::float16_t* from) {
   return hn::PromoteTo(F32(), hn::LoadU(hn::Rebind<hwy::float16_t, F32>(), from));

@@ -14,6 +14,7 @@
 namespace reprise::kernels {
 
 namespace mx = mlx::core;
+using internal::HeldNorm;
 using internal::RowsOperation;
 
 namespace {
@@ -51,17 +52,11 @@ void check_residual(const char* function, const mx::array& residual, const mx::a
                        (residual.ndim() == 0 ? "a scalar" : "a last axis of " + std::to_string(residual.shape(-1))));
 }
 
-// A map and a norm with what keeps their pointers alive.
+// A map with what keeps its pointers alive.
 struct HeldMap {
   AffineMapPtr map;
   cpu::Map view = {};
   std::vector<float> bias = {};
-};
-
-struct HeldNorm {
-  std::optional<RmsNormParams> params = {};
-  cpu::Norm view = {};
-  std::vector<float> weight = {};
 };
 
 // Returns: whether the kernels can read it.
@@ -75,10 +70,9 @@ bool hold(const AffineMapPtr& map, HeldMap& held) {
 }
 
 bool hold(const std::optional<RmsNormParams>& norm, HeldNorm& held) {
-  if (!norm) return true;
-  held.params = norm;
-  held.view = {internal::floats_of(norm->weight, held.weight), norm->eps};
-  return held.view.weight;
+  auto one = internal::held(norm);
+  if (one) held = std::move(*one);
+  return one.has_value();
 }
 
 bool kernels_take(const mx::array& x) { return internal::use_kernels() && internal::element_of(x.dtype()); }
@@ -93,12 +87,13 @@ class LinearOperation final : public RowsOperation {
  public:
   explicit LinearOperation(const char* name) : name_(name) {}
 
-  bool hold_all(const std::vector<AffineMapPtr>& maps, const std::optional<RmsNormParams>& norm) {
+  bool hold_all(const std::vector<AffineMapPtr>& maps, const std::optional<RmsNormParams>& norm,
+                const std::optional<RmsNormParams>& output_norm = {}) {
     maps_.resize(maps.size());
     for (std::size_t i = 0; i < maps.size(); ++i) {
       if (!hold(maps[i], maps_[i])) return false;
     }
-    return hold(norm, norm_);
+    return hold(norm, norm_) && hold(output_norm, output_norm_);
   }
 
   const char* name() const override { return name_; }
@@ -107,29 +102,33 @@ class LinearOperation final : public RowsOperation {
            ThreadPool& pool) const override {
     std::vector<cpu::LinearOutput> parts;
     parts.reserve(maps_.size());
-    for (std::size_t i = 0; i < maps_.size(); ++i) parts.push_back({maps_[i].view, residual, outputs[i]});
-    cpu::linear(x, norm_.view, parts, pool);
+    for (std::size_t i = 0; i < maps_.size(); ++i)
+      parts.push_back({maps_[i].view, residual, output_norm_.view(), outputs[i]});
+    cpu::linear(x, norm_.view(), parts, pool);
   }
 
  private:
   const char* name_;
   std::vector<HeldMap> maps_;
   HeldNorm norm_;
+  HeldNorm output_norm_;
 };
 
 class GatedMlpOperation final : public RowsOperation {
  public:
   bool hold_all(const AffineMapPtr& gate, const AffineMapPtr& up, const AffineMapPtr& down, GateActivation activation,
-                const std::optional<RmsNormParams>& norm) {
+                const std::optional<RmsNormParams>& norm, const std::optional<RmsNormParams>& output_norm) {
     activation_ = activation == GateActivation::silu ? cpu::Activation::silu : cpu::Activation::gelu_tanh;
-    return hold(gate, gate_) && hold(up, up_) && hold(down, down_) && hold(norm, norm_);
+    return hold(gate, gate_) && hold(up, up_) && hold(down, down_) && hold(norm, norm_) &&
+           hold(output_norm, output_norm_);
   }
 
   const char* name() const override { return "gated mlp"; }
 
   void run(const cpu::Rows& x, const float* residual, std::span<float* const> outputs,
            ThreadPool& pool) const override {
-    cpu::gated_mlp(x, norm_.view, {gate_.view, up_.view, down_.view, activation_}, residual, outputs[0], pool);
+    cpu::gated_mlp(x, norm_.view(), {gate_.view, up_.view, down_.view, activation_, output_norm_.view()}, residual,
+                   outputs[0], pool);
   }
 
  private:
@@ -138,6 +137,7 @@ class GatedMlpOperation final : public RowsOperation {
   HeldMap down_;
   cpu::Activation activation_ = cpu::Activation::silu;
   HeldNorm norm_;
+  HeldNorm output_norm_;
 };
 
 class RmsNormOperation final : public RowsOperation {
@@ -145,7 +145,7 @@ class RmsNormOperation final : public RowsOperation {
   bool hold_all(const RmsNormParams& norm) { return hold(norm, norm_); }
   const char* name() const override { return "rms norm"; }
   void run(const cpu::Rows& x, const float*, std::span<float* const> outputs, ThreadPool& pool) const override {
-    cpu::rms_norm(x, norm_.view, outputs[0], pool);
+    cpu::rms_norm(x, norm_.view(), outputs[0], pool);
   }
 
  private:
@@ -174,21 +174,23 @@ std::vector<mx::array> linear(const mx::array& x, const std::vector<AffineMapPtr
   return internal::apply(std::move(operation), x, {}, sizes);
 }
 
-mx::array linear_add(const mx::array& x, const AffineMapPtr& map, const mx::array& residual) {
+mx::array linear_add(const mx::array& x, const AffineMapPtr& map, const mx::array& residual,
+                     const std::optional<RmsNormParams>& output_norm) {
   check_map("linear_add", map);
   check_input("linear_add", x, map->in());
   check_residual("linear_add", residual, x, map->out());
+  check_norm("linear_add", output_norm, map->out());
   if (x.size() == 0) return empty_rows(x, map->out());
-  auto operation = std::make_shared<LinearOperation>("linear+residual");
-  if (!kernels_take(x) || !kernels_take(residual) || !operation->hold_all({map}, {})) {
-    return reference::linear_add(x, map, residual);
+  auto operation = std::make_shared<LinearOperation>(output_norm ? "linear+norm+residual" : "linear+residual");
+  if (!kernels_take(x) || !kernels_take(residual) || !operation->hold_all({map}, {}, output_norm)) {
+    return reference::linear_add(x, map, residual, output_norm);
   }
   return internal::apply(std::move(operation), x, residual, {map->out()})[0];
 }
 
 mx::array gated_mlp(const mx::array& x, const AffineMapPtr& gate, const AffineMapPtr& up, const AffineMapPtr& down,
                     GateActivation activation, const std::optional<RmsNormParams>& norm,
-                    const std::optional<mx::array>& residual) {
+                    const std::optional<mx::array>& residual, const std::optional<RmsNormParams>& output_norm) {
   for (const AffineMapPtr& map : {gate, up, down}) check_map("gated_mlp", map);
   check_input("gated_mlp", x, gate->in());
   check_input("gated_mlp", x, up->in());
@@ -198,11 +200,12 @@ mx::array gated_mlp(const mx::array& x, const AffineMapPtr& gate, const AffineMa
                             std::to_string(up->out()) + " and " + std::to_string(down->in()));
   }
   if (residual) check_residual("gated_mlp", *residual, x, down->out());
+  check_norm("gated_mlp", output_norm, down->out());
   if (x.size() == 0) return empty_rows(x, down->out());
   auto operation = std::make_shared<GatedMlpOperation>();
   if (!kernels_take(x) || (residual && !kernels_take(*residual)) ||
-      !operation->hold_all(gate, up, down, activation, norm)) {
-    return reference::gated_mlp(x, gate, up, down, activation, norm, residual);
+      !operation->hold_all(gate, up, down, activation, norm, output_norm)) {
+    return reference::gated_mlp(x, gate, up, down, activation, norm, residual, output_norm);
   }
   return internal::apply(std::move(operation), x, residual, {down->out()})[0];
 }

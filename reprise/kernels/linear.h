@@ -24,17 +24,21 @@ struct RmsNormParams {
 std::vector<mlx::core::array> linear(const mlx::core::array& x, const std::vector<AffineMapPtr>& maps,
                                      const std::optional<RmsNormParams>& norm = {});
 
-// residual + (x · Wᵀ + b). Shapes [..., in] and [..., out]. Returns: the residual's shape, x's dtype. Throws: as above.
-mlx::core::array linear_add(const mlx::core::array& x, const AffineMapPtr& map, const mlx::core::array& residual);
+// residual + norm(x · Wᵀ + b). Shapes [..., in] and [..., out]. Returns: the residual's shape, x's dtype. Throws: as
+// above.
+mlx::core::array linear_add(const mlx::core::array& x, const AffineMapPtr& map, const mlx::core::array& residual,
+                            const std::optional<RmsNormParams>& output_norm = {});
 
 // What a gated feed-forward block does to its gate.
 enum class GateActivation { silu, gelu_tanh };
 
-// (residual +) down(act(gate(norm(x))) · up(norm(x))): the gated feed-forward block as one operation. x [..., E] →
+// (residual +) output_norm(down(act(gate(norm(x))) · up(norm(x)))): the gated feed-forward block as one operation. x
+// [..., E] →
 // [..., E] in x's dtype. Throws: as above.
 mlx::core::array gated_mlp(const mlx::core::array& x, const AffineMapPtr& gate, const AffineMapPtr& up,
                            const AffineMapPtr& down, GateActivation activation,
-                           const std::optional<RmsNormParams>& norm, const std::optional<mlx::core::array>& residual);
+                           const std::optional<RmsNormParams>& norm, const std::optional<mlx::core::array>& residual,
+                           const std::optional<RmsNormParams>& output_norm = {});
 
 // norm(x), alone. x [..., E].
 mlx::core::array rms_norm(const mlx::core::array& x, const RmsNormParams& norm);

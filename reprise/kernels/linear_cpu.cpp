@@ -94,6 +94,19 @@ void in_passes(const Rows& x, std::size_t floats_per_row, const Pass& pass) {
   }
 }
 
+// data = norm(data) (+ residual) over [rows, size].
+void norm_output(const Norm& norm, const float* residual, int rows, int size, float* data, ThreadPool& pool) {
+  const auto width = static_cast<std::size_t>(size);
+  const auto part = [&](int begin, int end) {
+    const std::size_t at = size_of_rows(begin, size);
+    rms_norm(data + at, width, end - begin, size, norm.weight, norm.eps, data + at, width);
+    add(nullptr, residual ? residual + at : nullptr, width, end - begin, size, data + at, width);
+  };
+  if (rows <= kRowsPerTask) return part(0, rows);
+  pool.run(divide_up(rows, kRowsPerTask),
+           [&](int i) { part(i * kRowsPerTask, std::min((i + 1) * kRowsPerTask, rows)); });
+}
+
 void linear_pass(const Rows& x, std::size_t first_row, const Norm& norm, std::span<const LinearOutput> outputs,
                  ThreadPool& pool) {
   struct Part {
@@ -115,20 +128,26 @@ void linear_pass(const Rows& x, std::size_t first_row, const Norm& norm, std::sp
   pool.run(tasks, [&](int task) {
     const auto after = std::find_if(parts.begin(), parts.end(), [&](const Part& p) { return p.first_task > task; });
     const Part& part = *(after - 1);
-    const auto& [map, residual, data] = *part.output;
+    const auto& [map, residual, norm_after, data] = *part.output;
     const auto ldo = static_cast<std::size_t>(map.weight.rows);
     const int begin = (task - part.first_task) * part.cut.columns;
     const int end = std::min(begin + part.cut.columns, map.weight.rows);
     const std::size_t at = first_row * ldo + static_cast<std::size_t>(begin);
     multiply(map.weight, x.rows, input[part.form], begin, end, data + at, ldo);
-    add(map.bias ? map.bias + begin : nullptr, residual ? residual + at : nullptr, ldo, x.rows, end - begin, data + at,
-        ldo);
+    const float* added = residual && !norm_after.weight ? residual + at : nullptr;
+    add(map.bias ? map.bias + begin : nullptr, added, ldo, x.rows, end - begin, data + at, ldo);
   });
+  for (const LinearOutput& output : outputs) {
+    if (!output.norm.weight) continue;
+    const int size = output.map.weight.rows;
+    const std::size_t at = first_row * static_cast<std::size_t>(size);
+    norm_output(output.norm, output.residual ? output.residual + at : nullptr, x.rows, size, output.data + at, pool);
+  }
 }
 
 void gated_mlp_pass(const Rows& x, std::size_t first_row, const Norm& norm, const GatedMlp& mlp, const float* residual,
                     float* out, ThreadPool& pool) {
-  const auto& [gate, up, down, activation] = mlp;
+  const auto& [gate, up, down, activation, output_norm] = mlp;
   PreparedInput input(x, norm);
   const std::size_t gate_form = input.add(gate.weight);
   const std::size_t up_form = input.add(up.weight);
@@ -157,7 +176,7 @@ void gated_mlp_pass(const Rows& x, std::size_t first_row, const Norm& norm, cons
 
   const LinearOutput output{down,
                             residual ? residual + first_row * static_cast<std::size_t>(down.weight.rows) : nullptr,
-                            out + first_row * static_cast<std::size_t>(down.weight.rows)};
+                            output_norm, out + first_row * static_cast<std::size_t>(down.weight.rows)};
   linear_pass({hidden, x.rows, F}, 0, {}, {&output, 1}, pool);
 }
 

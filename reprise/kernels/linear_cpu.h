@@ -31,10 +31,11 @@ struct Map {
 struct LinearOutput {
   Map map;
   const float* residual = nullptr;  // [rows, map.weight.rows], added; or null
+  Norm norm = {};                   // of the map's result, before the residual is added
   float* data = nullptr;            // the same shape, not the residual
 };
 
-// Each output = norm(x) · weightᵀ (+ bias) (+ residual). Throws: bad_alloc.
+// Each output = its norm(norm(x) · weightᵀ (+ bias)) (+ residual). Throws: bad_alloc.
 void linear(const Rows& x, const Norm& norm, std::span<const LinearOutput> outputs, ThreadPool& pool);
 
 enum class Activation { silu, gelu_tanh };
@@ -44,10 +45,11 @@ struct GatedMlp {
   Map up;
   Map down;
   Activation activation = Activation::silu;
+  Norm output_norm = {};
 };
 
-// out = down(act(gate(norm(x))) · up(norm(x))) (+ residual). out and residual [x.rows, down.weight.rows]; out is
-// neither x nor residual. Throws: bad_alloc.
+// out = output_norm(down(act(gate(norm(x))) · up(norm(x)))) (+ residual). out and residual [x.rows, down.weight.rows];
+// out is neither x nor residual. Throws: bad_alloc.
 void gated_mlp(const Rows& x, const Norm& norm, const GatedMlp& mlp, const float* residual, float* out,
                ThreadPool& pool);
 

@@ -64,17 +64,33 @@ std::vector<mx::array> linear(const mx::array& x, const std::vector<AffineMapPtr
   return out;
 }
 
-mx::array linear_add(const mx::array& x, const AffineMapPtr& map, const mx::array& residual) {
-  return mx::add(mx::astype(residual, x.dtype()), apply(x, *map));
+namespace {
+
+// residual + norm(x) in x's dtype. What float16 cannot hold of a normed sum becomes its largest number: Gemma's
+// residuals grow beyond it.
+mx::array with_residual(const mx::array& x, const std::optional<mx::array>& residual,
+                        const std::optional<RmsNormParams>& norm) {
+  const mx::array out = norm ? reference::rms_norm(x, *norm) : x;
+  if (!residual) return out;
+  if (!norm || x.dtype() != mx::float16) return mx::add(mx::astype(*residual, x.dtype()), out);
+  const mx::array largest(65504.0f);
+  const mx::array sum = mx::add(mx::astype(*residual, mx::float32), mx::astype(out, mx::float32));
+  return mx::astype(mx::clip(sum, mx::negative(largest), largest), x.dtype());
+}
+
+}  // namespace
+
+mx::array linear_add(const mx::array& x, const AffineMapPtr& map, const mx::array& residual,
+                     const std::optional<RmsNormParams>& output_norm) {
+  return with_residual(apply(x, *map), residual, output_norm);
 }
 
 mx::array gated_mlp(const mx::array& x, const AffineMapPtr& gate, const AffineMapPtr& up, const AffineMapPtr& down,
                     GateActivation activation, const std::optional<RmsNormParams>& norm,
-                    const std::optional<mx::array>& residual) {
+                    const std::optional<mx::array>& residual, const std::optional<RmsNormParams>& output_norm) {
   const mx::array input = norm ? reference::rms_norm(x, *norm) : x;
   const mx::array hidden = mx::multiply(activated(apply(input, *gate), activation), apply(input, *up));
-  const mx::array out = apply(hidden, *down);
-  return residual ? mx::add(mx::astype(*residual, x.dtype()), out) : out;
+  return with_residual(apply(hidden, *down), residual, output_norm);
 }
 
 mx::array rms_norm(const mx::array& x, const RmsNormParams& norm) {

@@ -30,10 +30,12 @@ mlx::core::array unpacked(const Weight& weight, mlx::core::Dtype dtype);
 mlx::core::array multiply_transposed(const mlx::core::array& x, const Weight& weight);
 std::vector<mlx::core::array> linear(const mlx::core::array& x, const std::vector<AffineMapPtr>& maps,
                                      const std::optional<RmsNormParams>& norm = {});
-mlx::core::array linear_add(const mlx::core::array& x, const AffineMapPtr& map, const mlx::core::array& residual);
+mlx::core::array linear_add(const mlx::core::array& x, const AffineMapPtr& map, const mlx::core::array& residual,
+                            const std::optional<RmsNormParams>& output_norm = {});
 mlx::core::array gated_mlp(const mlx::core::array& x, const AffineMapPtr& gate, const AffineMapPtr& up,
                            const AffineMapPtr& down, GateActivation activation,
-                           const std::optional<RmsNormParams>& norm, const std::optional<mlx::core::array>& residual);
+                           const std::optional<RmsNormParams>& norm, const std::optional<mlx::core::array>& residual,
+                           const std::optional<RmsNormParams>& output_norm = {});
 mlx::core::array rms_norm(const mlx::core::array& x, const RmsNormParams& norm);
 mlx::core::array embedding(const mlx::core::array& ids, const Weight& weight, mlx::core::Dtype dtype);
 mlx::core::array switch_linear(const mlx::core::array& x, const mlx::core::array& experts, const ExpertMapsPtr& map);
@@ -43,7 +45,8 @@ mlx::core::array attention(const mlx::core::array& queries, const KeysValues& ke
                            const AttentionParams& params);
 StoreAndAttendResult store_and_attend(const mlx::core::array& queries, const mlx::core::array& keys,
                                       const mlx::core::array& values, int heads, const RopeParams* rope,
-                                      const Offset& offset, StoreTarget target, const AttentionParams& params);
+                                      const Offset& offset, StoreTarget target, const AttentionParams& params,
+                                      const HeadNorms& norms = {});
 ScanResult selective_scan(const ScanInputs& inputs, const std::shared_ptr<const SelectiveScan>& scan);
 ShortConvResult short_conv(const ShortConvInputs& inputs, const ShortConvParams& params);
 ScanResult head_scan(const ScanInputs& inputs, const std::shared_ptr<const HeadScan>& scan);

@@ -61,23 +61,26 @@ mx::array masked(const mx::array& scores, const Mask& mask, const Sizes& n) {
   return mx::add(scores, mx::maximum(mx::astype(*array, scores.dtype()), lowest));
 }
 
-mx::array quantized_attention(const mx::array& queries, const QuantizedKV& keys_values, const AttentionParams& params) {
-  const mx::array& keys = keys_values.keys.packed;
-  const Sizes n{queries.shape(0), queries.shape(1),
-                keys.shape(1),    queries.shape(2),
-                keys.shape(2),    keys_values.values.scales.shape(3) * keys_values.quantization.group_size};
+mx::array capped(const mx::array& scores, const std::optional<float>& softcap) {
+  if (!softcap) return scores;
+  const mx::array cap(*softcap, scores.dtype());
+  return mx::multiply(cap, mx::tanh(mx::divide(scores, cap)));
+}
+
+// Attention written out, where no operation of MLX does it: in products with keys and with values, which take and give
+// [B, Hkv, rows, …] in queries' dtype.
+template <typename KeyProduct, typename ValueProduct>
+mx::array attention_in_parts(const mx::array& queries, const Sizes& n, const AttentionParams& params,
+                             const KeyProduct& by_keys, const ValueProduct& by_values) {
   // The queries of one key/value head lie together, so that a product with its keys is one matrix product.
   const int R = n.H / n.Hkv;
   const mx::Shape rows_by_keys{n.B, n.Hkv, R * n.L, n.S};
-  const mx::Dtype dtype = on_gpu() ? queries.dtype() : mx::float32;
-  const mx::array rows = mx::reshape(mx::multiply(mx::astype(queries, dtype), mx::array(params.scale, dtype)),
+  const mx::array rows = mx::reshape(mx::multiply(queries, mx::array(params.scale, queries.dtype())),
                                      {n.B, n.Hkv, R * n.L, queries.shape(3)});
   const mx::array scores =
-      masked(mx::reshape(product(rows, keys_values.keys, keys_values.quantization, true), {n.B, n.Hkv, R, n.L, n.S}),
-             params.mask, n);
+      masked(capped(mx::reshape(by_keys(rows), {n.B, n.Hkv, R, n.L, n.S}), params.softcap), params.mask, n);
   const mx::array weights = mx::reshape(mx::softmax(scores, -1, /*precise=*/true), rows_by_keys);
-  mx::array out =
-      mx::reshape(product(weights, keys_values.values, keys_values.quantization, false), {n.B, n.H, n.L, n.Dv});
+  mx::array out = mx::reshape(by_values(weights), {n.B, n.H, n.L, n.Dv});
   if (params.sinks) {
     // A sink takes exp(sink) / (exp(sink) + sum of exp(scores)) of the weight and gives no value.
     const mx::array total =
@@ -85,10 +88,35 @@ mx::array quantized_attention(const mx::array& queries, const QuantizedKV& keys_
     const mx::array sinks = mx::reshape(mx::astype(*params.sinks, mx::float32), {1, n.H, 1, 1});
     out = mx::multiply(out, mx::sigmoid(mx::subtract(total, sinks)));
   }
+  return out;
+}
+
+mx::array quantized_attention(const mx::array& queries, const QuantizedKV& keys_values, const AttentionParams& params) {
+  const auto& [keys, values, quantization] = keys_values;
+  const Sizes n{queries.shape(0), queries.shape(1),     keys.packed.shape(1),
+                queries.shape(2), keys.packed.shape(2), values.scales.shape(3) * quantization.group_size};
+  const mx::Dtype dtype = on_gpu() ? queries.dtype() : mx::float32;
+  const mx::array out = attention_in_parts(
+      mx::astype(queries, dtype), n, params,
+      [&](const mx::array& rows) { return product(rows, keys_values.keys, keys_values.quantization, true); },
+      [&](const mx::array& weights) { return product(weights, keys_values.values, keys_values.quantization, false); });
+  return mx::astype(out, queries.dtype());
+}
+
+// MLX's own operation caps no scores.
+mx::array capped_attention(const mx::array& queries, const DenseKV& keys_values, const AttentionParams& params) {
+  const auto& [keys, values] = keys_values;
+  const Sizes n{queries.shape(0), queries.shape(1), keys.shape(1), queries.shape(2), keys.shape(2), values.shape(3)};
+  const mx::Dtype dtype = on_gpu() ? queries.dtype() : mx::promote_types(queries.dtype(), mx::float32);
+  const mx::array out = attention_in_parts(
+      mx::astype(queries, dtype), n, params,
+      [&](const mx::array& rows) { return mx::matmul(rows, mx::swapaxes(mx::astype(keys_values.keys, dtype), 2, 3)); },
+      [&](const mx::array& weights) { return mx::matmul(weights, mx::astype(keys_values.values, dtype)); });
   return mx::astype(out, queries.dtype());
 }
 
 mx::array dense_attention(const mx::array& queries, const DenseKV& keys_values, const AttentionParams& params) {
+  if (params.softcap) return capped_attention(queries, keys_values, params);
   std::string mode;
   std::optional<mx::array> mask;
   if (std::holds_alternative<Causal>(params.mask)) {

@@ -66,11 +66,13 @@ mx::array written(const StoreTarget& target, std::size_t i, const mx::array& row
 
 StoreAndAttendResult store_and_attend(const mx::array& queries, const mx::array& keys, const mx::array& values,
                                       int heads, const RopeParams* rope, const Offset& offset, StoreTarget target,
-                                      const AttentionParams& params) {
+                                      const AttentionParams& params, const HeadNorms& norms) {
   const int kv_heads = keys.shape(2) / (queries.shape(2) / heads);
   mx::array q = as_heads(queries, heads);
   mx::array k = as_heads(keys, kv_heads);
   const mx::array v = as_heads(values, kv_heads);
+  if (norms.queries) q = reference::rms_norm(q, *norms.queries);
+  if (norms.keys) k = reference::rms_norm(k, *norms.keys);
   if (rope) {
     q = rotated(q, *rope, offset);
     k = rotated(k, *rope, offset);

@@ -16,11 +16,13 @@
 #include "reprise/base/thread_pool.h"
 #include "reprise/kernels/attention.h"
 #include "reprise/kernels/attention_cpu.h"
+#include "reprise/kernels/attention_views.h"
 #include "reprise/kernels/choice.h"
 #include "reprise/kernels/cpu_target.h"
 #include "reprise/kernels/reference.h"
 #include "reprise/kernels/rows_cpu.h"
 #include "reprise/kernels/store_cpu.h"
+#include "reprise/kernels/weight_view.h"
 
 namespace reprise::kernels {
 
@@ -38,10 +40,12 @@ struct Plan {
   int batch = 0, num_rows = 0, heads = 0, kv_heads = 0;
   int key_size = 0, value_size = 0;
   std::optional<RopeParams> rope;
+  internal::HeldNorm query_norm, key_norm;
   std::optional<KVQuantization> quantization;
   int offset = 0;
   int at = 0, visible = 0, capacity = 0;
   float scale = 1.0f;
+  float softcap = 0.0f;
   bool causal = false;
   std::size_t num_tensors = 0;  // given ones: 0, 2 or 6
   // Places among the inputs.
@@ -50,23 +54,6 @@ struct Plan {
 
 cpu::ProjectedRows projected(const mx::array& x) {
   return {x.data<char>(), element_of(x.dtype()), x.strides(0), x.strides(1), x.strides(2)};
-}
-
-cpu::MaskView mask_view(const mx::array& mask) {
-  cpu::MaskView view;
-  view.kind = mask.dtype() == mx::bool_ ? cpu::MaskKind::boolean : cpu::MaskKind::additive;
-  view.element = element_of(mask.dtype());
-  view.data = mask.data<char>();
-  const int missing = 4 - static_cast<int>(mask.ndim());
-  const auto stride = [&](int axis) -> std::ptrdiff_t {
-    const int own = axis - missing;
-    return own < 0 || mask.shape(own) == 1 ? 0 : mask.strides(own);
-  };
-  view.batch_stride = stride(0);
-  view.head_stride = stride(1);
-  view.row_stride = stride(2);
-  view.column_stride = stride(3);
-  return view;
 }
 
 // A buffer as it is read and as it is written.
@@ -153,6 +140,8 @@ class StoreAndAttend final : public mx::Primitive {
     store.keys = projected(inputs[1]);
     store.values = projected(inputs[2]);
     store.offset = plan.offset;
+    store.query_norm = plan.query_norm.view();
+    store.key_norm = plan.key_norm.view();
     const Buffers keys = buffers_of(plan, plan.key_size, &outputs[1]);
     const Buffers values = buffers_of(plan, plan.value_size, &outputs[outputs.size() / 2 + 1]);
     store.stored_keys = keys.target;
@@ -165,10 +154,11 @@ class StoreAndAttend final : public mx::Primitive {
     attention.num_queries = plan.num_rows;
     attention.columns = plan.visible;
     attention.scale = plan.scale;
+    attention.softcap = plan.softcap;
     attention.keys = keys.stored;
     attention.values = values.stored;
     attention.causal = plan.causal;
-    if (plan.mask) attention.mask = mask_view(inputs[*plan.mask]);
+    if (plan.mask) attention.mask = internal::mask_view(inputs[*plan.mask]);
 
     auto& encoder = mx::cpu::get_command_encoder(stream());
     const auto floats = [&](std::ptrdiff_t count) {
@@ -184,7 +174,7 @@ class StoreAndAttend final : public mx::Primitive {
     };
     const std::ptrdiff_t tokens = std::ptrdiff_t{plan.batch} * plan.num_rows * plan.heads;
     const mx::array& queries = inputs[0];
-    if (plan.rope || queries.dtype() != mx::float32 || !queries.flags().row_contiguous) {
+    if (plan.rope || plan.query_norm.weight || queries.dtype() != mx::float32 || !queries.flags().row_contiguous) {
       store.rotated_queries = floats(tokens * plan.key_size);
       attention.queries = rows(static_cast<const float*>(store.rotated_queries), plan.key_size);
     } else {
@@ -323,11 +313,15 @@ class StoreAndAttend final : public mx::Primitive {
 
 StoreAndAttendResult store_and_attend(const mx::array& queries, const mx::array& keys, const mx::array& values,
                                       int heads, const RopeParams* rope, const Offset& offset, StoreTarget target,
-                                      const AttentionParams& params) {
-  if (!internal::use_kernels()) {
-    return reference::store_and_attend(queries, keys, values, heads, rope, offset, std::move(target), params);
+                                      const AttentionParams& params, const HeadNorms& norms) {
+  const auto query_norm = internal::held(norms.queries);
+  const auto key_norm = internal::held(norms.keys);
+  if (!internal::use_kernels() || !query_norm || !key_norm) {
+    return reference::store_and_attend(queries, keys, values, heads, rope, offset, std::move(target), params, norms);
   }
   Plan plan;
+  plan.query_norm = *query_norm;
+  plan.key_norm = *key_norm;
   plan.batch = queries.shape(0);
   plan.num_rows = queries.shape(1);
   plan.heads = heads;
@@ -340,6 +334,7 @@ StoreAndAttendResult store_and_attend(const mx::array& queries, const mx::array&
   plan.visible = target.visible;
   plan.capacity = std::max(target.capacity, target.tensors.empty() ? 0 : target.tensors[0].shape(2));
   plan.scale = params.scale;
+  plan.softcap = params.softcap.value_or(0.0f);
   plan.causal = std::holds_alternative<Causal>(params.mask);
   plan.num_tensors = target.tensors.size();
 

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "reprise/kernels/elementwise.h"
 #include "reprise/kernels/rows_cpu.h"
 
 namespace reprise::kernels::cpu {
@@ -53,7 +54,9 @@ void store_token(const StoreArgs& args, int b, int t, Scratch& scratch) {
     const float position = static_cast<float>(t) + static_cast<float>(offset);
     rope_angles(*args.rope, position, scratch.cosines.data(), scratch.sines.data());
   }
-  const auto rotate = [&](int heads, float* x) {
+  const auto rotate = [&](const Norm& norm, int heads, float* x) {
+    const auto stride = static_cast<std::size_t>(size);
+    if (norm.weight) rms_norm(x, stride, heads, size, norm.weight, norm.eps, x, stride);
     if (args.rope) rotate_heads(*args.rope, scratch.cosines.data(), scratch.sines.data(), heads, size, x);
   };
   if (args.rotated_queries) {
@@ -61,13 +64,13 @@ void store_token(const StoreArgs& args, int b, int t, Scratch& scratch) {
     const std::ptrdiff_t token = std::ptrdiff_t{b} * args.num_rows + t;
     float* x = args.rotated_queries + token * features;
     load_row(row_of(args.queries, b, t), args.queries.element, args.queries.feature_stride, features, x);
-    rotate(args.heads, x);
+    rotate(args.query_norm, args.heads, x);
   }
   const int features = args.kv_heads * std::max(size, args.stored_values.size);
   scratch.row.resize(static_cast<std::size_t>(features));
   float* x = scratch.row.data();
   load_row(row_of(args.keys, b, t), args.keys.element, args.keys.feature_stride, args.kv_heads * size, x);
-  rotate(args.kv_heads, x);
+  rotate(args.key_norm, args.kv_heads, x);
   store_heads(args, args.stored_keys, b, args.at + t, x);
   load_row(row_of(args.values, b, t), args.values.element, args.values.feature_stride,
            args.kv_heads * args.stored_values.size, x);

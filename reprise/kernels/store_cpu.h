@@ -7,6 +7,7 @@
 
 #include "reprise/base/thread_pool.h"
 #include "reprise/kernels/cpu.h"
+#include "reprise/kernels/linear_cpu.h"
 #include "reprise/kernels/rope_cpu.h"
 
 namespace reprise::kernels::cpu {
@@ -43,6 +44,8 @@ struct StoreArgs {
   ProjectedRows values;
   TargetRows stored_keys;
   TargetRows stored_values;
+  Norm query_norm = {};  // of each head, before it is rotated
+  Norm key_norm = {};
   float* rotated_queries = nullptr;  // [B, L, H, D]; null: the queries are not wanted
   const RopeView* rope = nullptr;    // null: keys and queries come rotated
   int offset = 0;

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "mlx/transforms.h"
 #include "reprise/base/error.h"
@@ -126,6 +128,17 @@ const float* floats_of(const mx::array& vector, std::vector<float>& storage) {
   storage.resize(vector.size());
   cpu::load_row(vector.data<std::byte>(), *element, 1, static_cast<int>(vector.size()), storage.data());
   return storage.data();
+}
+
+std::optional<HeldNorm> held(const std::optional<RmsNormParams>& norm) {
+  if (!norm) return HeldNorm{};
+  std::vector<float> wide;
+  const float* weight = floats_of(norm->weight, wide);
+  if (weight == nullptr) return std::nullopt;
+  if (wide.empty()) return HeldNorm{norm, nullptr, weight};
+  auto kept = std::make_shared<const std::vector<float>>(std::move(wide));
+  weight = kept->data();
+  return HeldNorm{norm, std::move(kept), weight};
 }
 
 std::optional<cpu::WeightView> view_of(const Weight& weight) {

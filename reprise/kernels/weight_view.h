@@ -1,11 +1,14 @@
 // A stored weight as the CPU kernels take it. Private to `kernels`.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "mlx/array.h"
 #include "reprise/kernels/cpu.h"
+#include "reprise/kernels/linear.h"
+#include "reprise/kernels/linear_cpu.h"
 #include "reprise/kernels/weight.h"
 
 namespace reprise::kernels::internal {
@@ -20,6 +23,17 @@ void check_weight(const char* function, const Weight& weight, std::size_t axes =
 // A vector as float32: itself, or copied into `storage`. Evaluates it if it is not. Null for a dtype or layout that the
 // kernels cannot read. Both must outlive what is returned.
 const float* floats_of(const mlx::core::array& vector, std::vector<float>& storage);
+
+// A norm with what keeps its weight alive.
+struct HeldNorm {
+  std::optional<RmsNormParams> params = {};
+  std::shared_ptr<const std::vector<float>> wide = {};  // the weight, where it is stored narrower than float32
+  const float* weight = nullptr;
+
+  cpu::Norm view() const { return weight != nullptr ? cpu::Norm{weight, params->eps} : cpu::Norm{}; }
+};
+// Evaluates the weight if it is not. No norm is held as none. Nothing for one that the kernels cannot read.
+std::optional<HeldNorm> held(const std::optional<RmsNormParams>& norm);
 
 // Evaluates the weight if it is not. None for one that the kernels cannot read: another dtype, or not row-contiguous.
 // Requires: a weight that check_weight lets pass; it must outlive the view.

@@ -173,7 +173,10 @@ struct Problem {
           for (int j = 0; j < n.S; ++j) {
             double dot = added(b, h, i, j);
             if (dot > -1e300) {
-              for (int d = 0; d < n.D; ++d) dot += 0.3f * static_cast<double>(q[d]) * keys.at(row, j, d);
+              double score = 0.0;
+              for (int d = 0; d < n.D; ++d) score += 0.3f * static_cast<double>(q[d]) * keys.at(row, j, d);
+              if (const auto cap = static_cast<double>(args.softcap); cap != 0.0) score = cap * std::tanh(score / cap);
+              dot += score;
             }
             scores.push_back(dot);
             top = std::max(top, dot);
@@ -387,6 +390,37 @@ TEST(AttentionCpu, SinksTakeTheirShare) {
   for (const int L : {1, 20}) {
     Problem p({.B = 2, .L = L, .S = 300, .D = 16, .Dv = 16});
     p.args.sinks = sinks.data();
+    expect_attention(p, p.expected(nothing));
+  }
+}
+
+TEST(AttentionCpu, SoftCapsBoundScoresOfEveryStorageBeforeTheyAreMasked) {
+  const std::vector<float> sinks = {-2.0f, 0.5f, 2.0f, 3.0f};
+  for (const int bits : {0, 4, 5, 8}) {
+    for (const int L : {1, 3, 60}) {
+      for (const float cap : {0.5f, 5.0f, 50.0f}) {
+        SCOPED_TRACE(testing::PrintToString(std::vector<int>{bits, L, static_cast<int>(cap)}));
+        const Storage storage{bits, bits == 0 ? 0 : 32, Element::f16};
+        Problem p({.L = L, .S = 300, .D = 64, .Dv = 64}, storage, storage);
+        p.args.softcap = cap;
+        p.args.causal = true;
+        p.args.sinks = sinks.data();
+        Elements added(Element::f32, static_cast<std::size_t>(300));
+        for (std::size_t j = 0; j < 300; ++j) added.set(j, j % 7 == 3 ? -1e9f : 0.01f * static_cast<float>(j % 50));
+        p.args.mask = {MaskKind::additive, Element::f32, added.data(), 0, 0, 0, 1};
+        expect_attention(p, p.expected([&](int, int, int i, int j) {
+          return j <= 300 - L + i ? static_cast<double>(added.at(static_cast<std::size_t>(j))) : kHidden;
+        }));
+      }
+    }
+  }
+}
+
+TEST(AttentionCpu, ScoresBeyondASoftCapAreTheCap) {
+  for (const int L : {1, 20}) {
+    Problem p({.L = L, .S = 300, .D = 16, .Dv = 16});
+    for (float& q : p.queries) q *= 1e30f;
+    p.args.softcap = 2.0f;
     expect_attention(p, p.expected(nothing));
   }
 }

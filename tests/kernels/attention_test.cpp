@@ -163,6 +163,26 @@ TEST_P(AttentionOperation, SinksOfAnyDtype) {
   }
 }
 
+TEST_P(AttentionOperation, SoftCapsOverDenseAndQuantisedRows) {
+  params.softcap = 3.0f;
+  const DenseKV dense{view(keys, S), view(values, S)};
+  const mx::array plain = reference_of(queries, dense, {.scale = 0.2f, .mask = Causal{}});
+  for (const bool with_sinks : {false, true}) {
+    if (with_sinks) params.sinks = normal({H}, 9);
+    const auto want = reference_of(queries, dense, params);
+    EXPECT_FALSE(mx::allclose(want, plain, 1e-2, 1e-2).item<bool>());
+    expect_near(attention(queries, dense, params), want);
+    const KVQuantization quantization{32, 8};
+    QuantizedKV stored{quantized(keys, quantization), quantized(values, quantization), quantization};
+    for (QuantizedTensor* tensor : {&stored.keys, &stored.values}) {
+      *tensor = {view(tensor->packed, S), view(tensor->scales, S), view(tensor->biases, S)};
+    }
+    expect_near(attention(queries, stored, params), reference_of(queries, stored, params), 5e-5);
+  }
+  params = {.scale = 0.2f, .mask = mx::greater(normal({L, S}, 7), mx::array(-0.5f)), .softcap = 1e6f};
+  expect_near(reference_of(queries, dense, params), reference_of(queries, dense, {.scale = 0.2f, .mask = params.mask}));
+}
+
 TEST_P(AttentionOperation, ColumnsBeforeRowStartsAreNotRead) {
   const std::vector<int> starts = {0, 100};
   const mx::array at(starts.begin(), {B}, mx::int32);

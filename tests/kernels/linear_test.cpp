@@ -160,6 +160,28 @@ TEST(Linear, AResidualIsAddedAndKept) {
   }
 }
 
+TEST(Linear, AResultIsNormedBeforeTheResidualIsAdded) {
+  const auto map = make_map({4, 32, mx::float16}, 96, 64, 1, true);
+  const RmsNormParams norm{normal({96}, 4), 1e-5f};
+  for (const int rows : {1, 5, 70, 1500}) {
+    const auto x = normal({rows, 64}, 2);
+    const auto residual = normal({rows, 96}, 3);
+    const auto want = mx::add(exact(residual), exact(exact(x, *map), norm));
+    EXPECT_LT(error(linear_add(x, map, residual, norm), want), kTolerance) << rows;
+    EXPECT_LT(error(reference::linear_add(x, map, residual, norm), want), kTolerance) << rows;
+  }
+}
+
+TEST(Linear, AResidualBeyondFloat16IsItsLargestNumberWhereResultsAreNormed) {
+  const auto map = make_map({0, 0, mx::float32}, 8, 8, 1);
+  const RmsNormParams norm{mx::full({8}, 9e3f), 1e-5f};
+  const auto x = mx::astype(normal({3, 8}, 2), mx::float16);
+  const auto residual = mx::full({3, 8}, 65000.0f, mx::float16);
+  for (const auto& out : {linear_add(x, map, residual, norm), reference::linear_add(x, map, residual, norm)}) {
+    EXPECT_EQ(mx::max(mx::astype(out, mx::float32)).item<float>(), 65504.0f);
+  }
+}
+
 mx::array exact_mlp(const mx::array& x, const AffineMap& gate, const AffineMap& up, const AffineMap& down,
                     GateActivation activation) {
   const auto g = exact(x, gate);
@@ -186,6 +208,13 @@ TEST(GatedMlp, EqualsItsPartsInFloat64) {
         const auto residual = normal({1, rows, 64}, 6);
         const auto want = exact_mlp(exact(x, norm), *gate, *up, *down, activation);
         EXPECT_LT(error(gated_mlp(x, gate, up, down, activation, norm, residual), mx::add(want, exact(residual))),
+                  kTolerance)
+            << rows;
+        const RmsNormParams output_norm{normal({64}, 7), 1e-6f};
+        const auto normed = mx::add(exact(want, output_norm), exact(residual));
+        EXPECT_LT(error(gated_mlp(x, gate, up, down, activation, norm, residual, output_norm), normed), kTolerance)
+            << rows;
+        EXPECT_LT(error(reference::gated_mlp(x, gate, up, down, activation, norm, residual, output_norm), normed),
                   kTolerance)
             << rows;
         EXPECT_LT(error(gated_mlp(x, gate, up, down, activation, {}, {}), exact_mlp(x, *gate, *up, *down, activation)),

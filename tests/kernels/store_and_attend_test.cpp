@@ -168,6 +168,48 @@ TEST(StoreAndAttend, TakesOffsetsMasksAndSinks) {
   expect_reference(c, to, &params, offsets, {.mask = Causal{}, .sinks = draw({kHeads}, 9)});
 }
 
+TEST(StoreAndAttend, HeadsAreNormedBeforeTheyAreRotated) {
+  const RopeParams params = rope();
+  HeadNorms norms{RmsNormParams{draw({kSize}, 11), 1e-3f}, RmsNormParams{draw({kSize}, 12, mx::bfloat16), 1e-6f}};
+  for (const std::optional<KVQuantization>& quantization :
+       {std::optional<KVQuantization>(), std::optional(KVQuantization{32, 8})}) {
+    for (const RopeParams* used : {&params, static_cast<const RopeParams*>(nullptr)}) {
+      for (const int length : {1, 40}) {
+        for (const bool both : {true, false}) {
+          HeadNorms some = norms;
+          if (!both) some.keys.reset();
+          const Inputs in = inputs(2, length);
+          StoreTarget to = target(2, 60, quantization, mx::float32);
+          to.at = 10;
+          to.visible = 10 + length;
+          const auto want = reference::store_and_attend(in.queries, in.keys, in.values, kHeads, used, 10, to,
+                                                        {.mask = Causal{}}, some);
+          const auto plain =
+              reference::store_and_attend(in.queries, in.keys, in.values, kHeads, used, 10, to, {.mask = Causal{}});
+          const auto got =
+              store_and_attend(in.queries, in.keys, in.values, kHeads, used, 10, to, {.mask = Causal{}}, some);
+          EXPECT_LE(error(got.output, want.output), 2e-4f);
+          EXPECT_GE(error(plain.output, want.output), 1e-2f);
+          if (!quantization) {
+            EXPECT_LE(error(got.tensors[0], want.tensors[0]), 1e-5f);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(StoreAndAttend, ScoresAreCapped) {
+  for (const std::optional<KVQuantization>& quantization :
+       {std::optional<KVQuantization>(), std::optional(KVQuantization{32, 8})}) {
+    const Case c{2, 5, quantization, mx::float32, mx::float32};
+    StoreTarget to = target(2, 20, quantization, mx::float32);
+    to.at = 10;
+    to.visible = 15;
+    expect_reference(c, to, nullptr, 0, {.mask = Causal{}, .softcap = 2.0f});
+  }
+}
+
 TEST(StoreAndAttend, AWrappedRingSeesAllItsColumns) {
   const Case c{2, 1, {}, mx::float32, mx::float16};
   const RopeParams params = rope();
