@@ -1,5 +1,6 @@
 #include "reprise/nn/attention.h"
 
+#include <cmath>
 #include <string>
 
 #include "mlx/ops.h"
@@ -96,8 +97,16 @@ mx::array scaled_dot_product_attention(const mx::array& queries, const KeysValue
   if (options.sinks && options.sinks->shape() != mx::Shape{n.H}) {
     fail("sinks must be [" + std::to_string(n.H) + "], but got " + text(options.sinks->shape()));
   }
+  if (options.softcap && !(*options.softcap > 0.0f && std::isfinite(*options.softcap))) {
+    fail("softcap must be positive, but got " + std::to_string(*options.softcap));
+  }
   if (queries.size() == 0 || n.S == 0) return mx::zeros({n.B, n.H, n.L, n.Dv}, queries.dtype());
-  return kernels::attention(queries, keys_values, {options.scale, options.mask, options.sinks, options.row_starts});
+  return kernels::attention(queries, keys_values,
+                            {.scale = options.scale,
+                             .mask = options.mask,
+                             .sinks = options.sinks,
+                             .row_starts = options.row_starts,
+                             .softcap = options.softcap});
 }
 
 }  // namespace reprise

@@ -19,6 +19,10 @@ mx::array Linear::add_to(const mx::array& residual, const mx::array& x) const {
   return kernels::linear_add(x, map_, residual);
 }
 
+mx::array Linear::add_normed_to(const mx::array& residual, const mx::array& x, const RmsNorm& norm) const {
+  return kernels::linear_add(x, map_, residual, norm.params());
+}
+
 namespace {
 
 std::vector<AffineMapPtr> maps_of(const LinearRefs& layers) {

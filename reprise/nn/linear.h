@@ -20,8 +20,10 @@ class Linear {
   // x [..., in] → [..., out] in x's dtype.
   mlx::core::array operator()(const mlx::core::array& x) const;
 
-  // residual + (*this)(x), as one operation.
+  // residual + (*this)(x), or residual + norm((*this)(x)), as one operation.
   mlx::core::array add_to(const mlx::core::array& residual, const mlx::core::array& x) const;
+  mlx::core::array add_normed_to(const mlx::core::array& residual, const mlx::core::array& x,
+                                 const RmsNorm& norm) const;
 
   const Weight& weight() const { return map_->weight; }
   const AffineMapPtr& map() const { return map_; }

@@ -40,4 +40,10 @@ mx::array GatedMlp::add_to(const mx::array& residual, const RmsNorm& norm, const
   return kernels::gated_mlp(x, gate_proj.map(), up_proj.map(), down_proj.map(), activation, norm.params(), residual);
 }
 
+mx::array GatedMlp::add_normed_to(const mx::array& residual, const RmsNorm& norm, const mx::array& x,
+                                  const RmsNorm& output_norm) const {
+  return kernels::gated_mlp(x, gate_proj.map(), up_proj.map(), down_proj.map(), activation, norm.params(), residual,
+                            output_norm.params());
+}
+
 }  // namespace reprise

@@ -35,6 +35,9 @@ struct GatedMlp {
   // residual + (*this)(x), or + (*this)(norm(x)), as one operation. residual [..., E].
   mlx::core::array add_to(const mlx::core::array& residual, const mlx::core::array& x) const;
   mlx::core::array add_to(const mlx::core::array& residual, const RmsNorm& norm, const mlx::core::array& x) const;
+  // residual + output_norm((*this)(norm(x))), likewise.
+  mlx::core::array add_normed_to(const mlx::core::array& residual, const RmsNorm& norm, const mlx::core::array& x,
+                                 const RmsNorm& output_norm) const;
 };
 
 }  // namespace reprise
