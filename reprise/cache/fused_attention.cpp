@@ -1,6 +1,7 @@
 #include "reprise/cache/fused_attention.h"
 
 #include <algorithm>
+#include <cmath>
 #include <sstream>
 #include <utility>
 
@@ -83,6 +84,11 @@ FusedStep::FusedStep(const std::string& function, const Projections& projections
              "rotates",
          std::to_string(key_size_));
   }
+  for (const RmsNorm* norm : {options.query_norm, options.key_norm}) {
+    if (norm == nullptr || norm->params().weight.shape() == mx::Shape{key_size_}) continue;
+    fail(function_, "norms of heads must have weights of " + std::to_string(key_size_),
+         describe(norm->params().weight));
+  }
   if (!buffer) return;
   const auto check = [&](const char* name, const mx::array& stored, int features) {
     if (stored.shape(0) == queries.shape(0) && stored.shape(1) == kv_heads && stored.shape(3) == features) return;
@@ -117,12 +123,23 @@ StepResult FusedStep::run(const std::optional<KVColumns>& stored, const StepColu
   if (options_.sinks && options_.sinks->shape() != mx::Shape{heads}) {
     fail(function_, "sinks must be [" + std::to_string(heads) + "]", describe(*options_.sinks));
   }
+  if (options_.softcap && !(*options_.softcap > 0.0f && std::isfinite(*options_.softcap))) {
+    fail(function_, "softcap must be positive", std::to_string(*options_.softcap));
+  }
   const Rope* rope = options_.rope;
   const kernels::RopeParams* params = rope ? rope->kernel_params() : nullptr;
   // What no fixed frequencies describe is rotated before.
   const bool before = rope != nullptr && params == nullptr;
-  const mx::array q = before ? joined((*rope)(by_heads(queries, heads, key_size_), offset)) : queries;
-  const mx::array k = before ? joined((*rope)(by_heads(keys, kv_heads, key_size_), offset)) : keys;
+  const auto prepared = [&](const mx::array& x, int parts, const RmsNorm* norm) {
+    if (!before) return x;
+    const mx::array rows = by_heads(x, parts, key_size_);
+    return joined((*rope)(norm ? (*norm)(rows) : rows, offset));
+  };
+  const mx::array q = prepared(queries, heads, options_.query_norm);
+  const mx::array k = prepared(keys, kv_heads, options_.key_norm);
+  kernels::HeadNorms norms;
+  if (options_.query_norm && !before) norms.queries = options_.query_norm->params();
+  if (options_.key_norm && !before) norms.keys = options_.key_norm->params();
 
   kernels::StoreTarget target;
   if (stored) target.tensors = stored->tensors();
@@ -131,10 +148,11 @@ StepResult FusedStep::run(const std::optional<KVColumns>& stored, const StepColu
   target.visible = columns.visible;
   target.capacity = columns.capacity;
   target.dtype = options_.stored_dtype;
-  kernels::AttentionParams attention{options_.scale, options_.mask, options_.sinks};
+  kernels::AttentionParams attention{
+      .scale = options_.scale, .mask = options_.mask, .sinks = options_.sinks, .softcap = options_.softcap};
   if (!row_starts.empty()) attention.row_starts = int_array(row_starts);
   kernels::StoreAndAttendResult result =
-      kernels::store_and_attend(q, k, values, heads, params, offset, std::move(target), attention);
+      kernels::store_and_attend(q, k, values, heads, params, offset, std::move(target), attention, norms);
   return {std::move(result.output), KVColumns(std::move(result.tensors), quantization_)};
 }
 

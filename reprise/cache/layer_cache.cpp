@@ -99,15 +99,22 @@ mx::array AttentionCache::attend_in_parts(const mx::array& queries, const mx::ar
         "[AttentionCache::attend] queries [B, H, L, D], of a floating dtype, and keys [B, Hkv, L, D] must agree "
         "in L");
   }
+  for (const RmsNorm* norm : {options.query_norm, options.key_norm}) {
+    if (norm == nullptr || norm->params().weight.shape() == mx::Shape{queries.shape(3)}) continue;
+    throw Error(ErrorCode::invalid_argument, "[AttentionCache::attend] norms of heads must have weights [D]");
+  }
   const Offset position = offset();
-  const mx::array rotated_queries = options.rope ? (*options.rope)(queries, position) : queries;
-  const mx::array new_keys = options.rope ? (*options.rope)(keys, position) : keys;
+  const mx::array normed_queries = options.query_norm ? (*options.query_norm)(queries) : queries;
+  const mx::array normed_keys = options.key_norm ? (*options.key_norm)(keys) : keys;
+  const mx::array rotated_queries = options.rope ? (*options.rope)(normed_queries, position) : normed_queries;
+  const mx::array new_keys = options.rope ? (*options.rope)(normed_keys, position) : normed_keys;
 
   // The fork is gone before anything is evaluated, so it does not keep MLX from writing in place.
   const std::unique_ptr<LayerCache> before = fork();
   const KeysValues stored = store(new_keys, values, options.stored_dtype);
   try {
-    const AttentionScoreOptions score_options{options.scale, options.mask, options.sinks};
+    const AttentionScoreOptions score_options{
+        .scale = options.scale, .mask = options.mask, .sinks = options.sinks, .softcap = options.softcap};
     return cast(scaled_dot_product_attention(rotated_queries, stored, score_options), queries.dtype());
   } catch (...) {
     restore(std::move(*before));

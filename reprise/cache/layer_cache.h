@@ -18,6 +18,7 @@
 #include "mlx/dtype.h"
 #include "reprise/cache/state.h"
 #include "reprise/nn/keys_values.h"
+#include "reprise/nn/norms.h"
 #include "reprise/nn/rope.h"
 
 namespace reprise {
@@ -89,6 +90,10 @@ struct AttentionOptions {
   std::optional<mlx::core::array> sinks = {};  // [H]
   // In which dtype a cache that is still empty stores the rows; none: as they come.
   std::optional<mlx::core::Dtype> stored_dtype = {};
+  std::optional<float> softcap = {};  // of the scores, as in AttentionScoreOptions
+  // Of each head's query and key, before the rotation; null: none, or they come normed.
+  const RmsNorm* query_norm = nullptr;
+  const RmsNorm* key_norm = nullptr;
 };
 
 // New rows as linear layers give them.
@@ -126,9 +131,10 @@ class AttentionCache : public LayerCache {
   // Mask for N new tokens, asked before their update. Throws: invalid_argument for N < 1 or window < 1.
   virtual Mask make_mask(int N, const MaskOptions& options = {}) const = 0;
 
-  // Rotates q and k at offset(), stores k and v (in the stored rows' dtype), returns attention over all of it. A call
-  // that throws has stored nothing. q [B, H, L, D], k [B, Hkv, L, D], v [B, Hkv, L, Dv]. Returns: [B, H, L, Dv] in q's
-  // dtype. The default is made of the parts; a class overrides it where a fused kernel exists, with equal results.
+  // Norms and rotates q and k at offset(), stores k and v (in the stored rows' dtype), returns attention over all of
+  // it. A call that throws has stored nothing. q [B, H, L, D], k [B, Hkv, L, D], v [B, Hkv, L, Dv]. Returns: [B, H, L,
+  // Dv] in q's dtype. The default is made of the parts; a class overrides it where a fused kernel exists, with equal
+  // results.
   virtual mlx::core::array attend(const mlx::core::array& queries, const mlx::core::array& keys,
                                   const mlx::core::array& values, const AttentionOptions& options);
 

@@ -19,6 +19,7 @@
 #include "reprise/cache/quantized_rotating_kv_cache.h"
 #include "reprise/cache/rotating_kv_cache.h"
 #include "reprise/nn/attention.h"
+#include "reprise/nn/masks.h"
 #include "tests/cache/cache_rows.h"
 
 namespace reprise {
@@ -57,7 +58,7 @@ using MakeCache = std::function<std::unique_ptr<AttentionCache>()>;
 
 // Attention over `inputs` in calls of these lengths.
 mx::array in_chunks(const MakeCache& make, const Inputs& inputs, const std::vector<int>& lengths, const Rope* rope,
-                    std::optional<int> window) {
+                    std::optional<int> window, const std::function<void(AttentionOptions&)>& change = {}) {
   const std::unique_ptr<AttentionCache> cache = make();
   std::vector<mx::array> parts;
   int at = 0;
@@ -66,6 +67,7 @@ mx::array in_chunks(const MakeCache& make, const Inputs& inputs, const std::vect
     options.rope = rope;
     options.scale = 0.3f;
     options.mask = cache->make_mask(length, {.window = window});
+    if (change) change(options);
     parts.push_back(cache->attend(columns(inputs.queries, at, at + length), columns(inputs.keys, at, at + length),
                                   columns(inputs.values, at, at + length), options));
     at += length;
@@ -134,6 +136,55 @@ TEST(Attend, M8AnyChunkingGivesTheSameAttentionInEveryClass) {
       EXPECT_TRUE(mx::allclose(whole, growing, tolerance, tolerance).item<bool>());
       const mx::array one_more = in_chunks(maker<KVCache>(), inputs, {24}, &rope, seen.value_or(22) + 1);
       EXPECT_FALSE(mx::allclose(whole, one_more, tolerance, tolerance).item<bool>()) << "the test sees an off by one";
+    }
+  }
+}
+
+TEST(Attend, SoftCapsAndNormsOfHeadsReachEveryClass) {
+  const Inputs inputs = random_inputs(24);
+  const Rope rope = make_rope();
+  const auto weight = [](std::uint64_t seed) {
+    return mx::random::uniform(0.5f, 2.0f, {kSize}, mx::float32, mx::random::key(seed));
+  };
+  const RmsNorm query_norm(weight(5), 1e-2f), key_norm(weight(6), 1e-6f);
+  const float cap = 1.5f;
+  // Written out.
+  const auto whole = [&](int window, bool with_cap) {
+    const mx::array q = rope(query_norm(inputs.queries), 0);
+    const mx::array k = mx::repeat(rope(key_norm(inputs.keys), 0), kHeads / kKvHeads, 1);
+    mx::array scores = mx::multiply(mx::matmul(q, mx::swapaxes(k, 2, 3)), mx::array(0.3f));
+    if (with_cap) scores = mx::multiply(mx::tanh(mx::divide(scores, mx::array(cap))), mx::array(cap));
+    scores = mx::where(create_causal_mask(24, 0, {.window = window}), scores, mx::array(-1e30f));
+    return mx::matmul(mx::softmax(scores, -1), mx::repeat(inputs.values, kHeads / kKvHeads, 1));
+  };
+  for (const Kind& kind : kinds()) {
+    const int window = kind.max_size.value_or(24);
+    const double tolerance = kind.quantized ? 0.05 : 1e-5;
+    for (const std::vector<int>& lengths : {std::vector<int>{24}, std::vector<int>{7, 1, 1, 9, 6}}) {
+      SCOPED_TRACE(kind.name + " " + std::to_string(lengths.size()));
+      const mx::array got = in_chunks(kind.make, inputs, lengths, &rope, {}, [&](AttentionOptions& options) {
+        options.softcap = cap;
+        options.query_norm = &query_norm;
+        options.key_norm = &key_norm;
+      });
+      EXPECT_TRUE(mx::allclose(got, whole(window, true), tolerance, tolerance).item<bool>());
+      EXPECT_FALSE(mx::allclose(got, whole(window, false), 0.1, 0.1).item<bool>());
+    }
+  }
+}
+
+TEST(Attend, SoftCapsAndNormsThatDoNotFitAreRefusedAndNothingIsStored) {
+  const Inputs inputs = random_inputs(3);
+  const RmsNorm narrow(mx::ones({kSize / 2}), 1e-6f);
+  for (const Kind& kind : kinds()) {
+    SCOPED_TRACE(kind.name);
+    const std::unique_ptr<AttentionCache> cache = kind.make();
+    AttentionOptions capped, normed;
+    capped.softcap = 0.0f;
+    normed.key_norm = &narrow;
+    for (const AttentionOptions& options : {capped, normed}) {
+      EXPECT_THROW(cache->attend(inputs.queries, inputs.keys, inputs.values, options), Error);
+      EXPECT_TRUE(cache->empty());
     }
   }
 }
