@@ -45,18 +45,47 @@ Projections AttentionBlock::project(const mx::array& x, const std::optional<Norm
 }
 
 mx::array AttentionBlock::attend(const Projections& projections, AttentionCache& cache, const Mask& mask) const {
+  return cache.attend_projections(projections, options(mask));
+}
+
+AttentionOptions AttentionBlock::options(const Mask& mask) const {
+  return {.rope = rope.get(),
+          .scale = scale,
+          .mask = mask,
+          .sinks = sinks,
+          .stored_dtype = stored_dtype,
+          .softcap = softcap};
+}
+
+mx::array AttentionBlock::attended(const mx::array& x, const std::optional<Norm>& norm, AttentionCache& cache,
+                                   const Mask& mask) const {
+  const auto is_of_heads = [&](const std::optional<RmsNorm>& one) {
+    return one && static_cast<int>(one->params().weight.size()) == sizes.head_dim;
+  };
+  if (!is_of_heads(q_norm) || !is_of_heads(k_norm)) return attend(project(x, norm), cache, mask);
+  const LinearRefs layers = {q_proj, k_proj, v_proj};
+  auto projected = norm ? reprise::project(x, *norm, layers) : reprise::project(x, layers);
+  AttentionOptions with_norms = options(mask);
+  with_norms.query_norm = &*q_norm;
+  with_norms.key_norm = &*k_norm;
   return cache.attend_projections(
-      projections, {.rope = rope.get(), .scale = scale, .mask = mask, .sinks = sinks, .stored_dtype = stored_dtype});
+      {std::move(projected[0]), std::move(projected[1]), std::move(projected[2]), sizes.heads, sizes.kv_heads},
+      with_norms);
 }
 
 mx::array AttentionBlock::operator()(const mx::array& x, const std::optional<Norm>& norm, AttentionCache& cache,
                                      const Mask& mask) const {
-  return o_proj(attend(project(x, norm), cache, mask));
+  return o_proj(attended(x, norm, cache, mask));
 }
 
 mx::array AttentionBlock::add_to(const mx::array& residual, const mx::array& x, const std::optional<Norm>& norm,
                                  AttentionCache& cache, const Mask& mask) const {
-  return o_proj.add_to(residual, attend(project(x, norm), cache, mask));
+  return o_proj.add_to(residual, attended(x, norm, cache, mask));
+}
+
+mx::array AttentionBlock::add_normed_to(const mx::array& residual, const mx::array& x, const std::optional<Norm>& norm,
+                                        AttentionCache& cache, const Mask& mask, const RmsNorm& output_norm) const {
+  return o_proj.add_normed_to(residual, attended(x, norm, cache, mask), output_norm);
 }
 
 AttentionBlock take_attention(WeightReader& weights, const std::string& path, const AttentionSizes& sizes,

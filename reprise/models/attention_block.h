@@ -39,6 +39,7 @@ struct AttentionBlock {
   std::shared_ptr<const Rope> rope = {};  // null: no positions
   std::optional<RmsNorm> q_norm = {};     // before the rotation: of each head, or, by its weight's size, of all
   std::optional<RmsNorm> k_norm = {};     //
+  std::optional<float> softcap = {};      // of the scores
   std::optional<mlx::core::array> sinks = {};
   std::optional<mlx::core::Dtype> stored_dtype = {};  // of keys and values in a cache that starts empty
 
@@ -52,6 +53,16 @@ struct AttentionBlock {
                               const Mask& mask) const;
   mlx::core::array add_to(const mlx::core::array& residual, const mlx::core::array& x, const std::optional<Norm>& norm,
                           AttentionCache& cache, const Mask& mask) const;
+  // residual + output_norm(the same).
+  mlx::core::array add_normed_to(const mlx::core::array& residual, const mlx::core::array& x,
+                                 const std::optional<Norm>& norm, AttentionCache& cache, const Mask& mask,
+                                 const RmsNorm& output_norm) const;
+
+ private:
+  AttentionOptions options(const Mask& mask) const;
+  // As attend(project(…)), but norms of single heads are a part of attention's operation.
+  mlx::core::array attended(const mlx::core::array& x, const std::optional<Norm>& norm, AttentionCache& cache,
+                            const Mask& mask) const;
 };
 
 struct AttentionBiases {

@@ -144,6 +144,15 @@ int Config::require_positive_int(const std::string& key) const {
   return *value;
 }
 
+float Config::require_positive_float(const std::string& key) const {
+  const auto value = get_float(key);
+  if (!value) corrupt("'" + key + "' is missing");
+  if (!(*value > 0.0f && std::isfinite(*value))) {
+    corrupt("'" + key + "' must be positive, but got " + std::to_string(*value));
+  }
+  return *value;
+}
+
 std::string Config::require_string(const std::string& key) const {
   const auto value = get_string(key);
   if (!value) corrupt("'" + key + "' is missing");
@@ -223,7 +232,10 @@ RopeOptions Config::rope(int dims, const RopeKeys& keys) const {
   const Json* scaling = parameters != nullptr ? parameters : find(json, "rope_scaling");
   if (scaling != nullptr && !scaling->is_object()) wrong_type("rope_scaling", "an object", *scaling);
   std::optional<float> base = get_float("rope_theta");
-  if (parameters != nullptr && !base) base = float_of(*parameters, "rope_theta");
+  const bool is_own_part = parameters != find(json, "rope_parameters");
+  if (parameters != nullptr && (is_own_part || !base)) {
+    if (const auto theirs = float_of(*parameters, "rope_theta")) base = theirs;
+  }
   options.base = base.value_or(keys.base_otherwise);
   if (scaling != nullptr) options.scaling = rope_scaling_of(*scaling);
   return options;
@@ -237,6 +249,20 @@ int Config::rotary_dims(int head_dim) const {
   if (!factor) return head_dim;
   if (!(*factor > 0.0f && *factor <= 1.0f)) corrupt("'partial_rotary_factor' must lie in (0, 1]");
   return static_cast<int>(static_cast<float>(head_dim) * *factor);
+}
+
+Config Config::with_defaults(const std::string& json_text) const {
+  Json json = Json::parse(json_text);
+  for (const auto& [key, value] : document_->json.items()) {
+    if (!value.is_null()) json[key] = value;
+  }
+  return Config(std::make_shared<const Document>(Document{std::move(json)}));
+}
+
+Config Config::with_member(const std::string& key, int value) const {
+  Json json = document_->json;
+  json[key] = value;
+  return Config(std::make_shared<const Document>(Document{std::move(json)}));
 }
 
 QuantizationOverrides Config::quantization_overrides() const {

@@ -37,6 +37,7 @@ class Config {
 
   // A member that must be there. Throws: corrupt_data, naming it, when it is absent or of another type or not positive.
   int require_positive_int(const std::string& key) const;
+  float require_positive_float(const std::string& key) const;
   std::string require_string(const std::string& key) const;
 
   // A member that may be absent or null. Throws: corrupt_data when it is there with another type.
@@ -64,6 +65,10 @@ class Config {
   // How many of a head's features rotate, by `partial_rotary_factor`, here or in rope_parameters; none: all.
   // Throws: corrupt_data for a factor outside (0, 1].
   int rotary_dims(int head_dim) const;
+
+  // What is absent here, or null, is what `json_text` has: a model type's defaults, which its configs leave out.
+  Config with_defaults(const std::string& json_text) const;
+  Config with_member(const std::string& key, int value) const;
 
   // From `quantization`, else `quantization_config`. Throws: unsupported for a method or mode that MLX does not have.
   QuantizationOverrides quantization_overrides() const;

@@ -94,10 +94,10 @@ TEST_P(LlamaGolden, KernelsStayCloseToTheOracle) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kit, LlamaGolden,
-                         testing::Values("llama", "llama_bf16", "llama_bf16_q4", "llama_bias_tied",
-                                         "llama_bias_tied/hf", "llama_q4_g64", "llama_q8_g32", "llama_q_mixed",
-                                         "llama_rope_linear", "llama_rope_llama3", "llama_rope_yarn", "llama_sliding",
-                                         "mistral"),
+                         testing::Values("gemma2", "gemma3", "gemma3/hf", "gemma3_text", "gemma3_text_bf16", "llama",
+                                         "llama_bf16", "llama_bf16_q4", "llama_bias_tied", "llama_bias_tied/hf",
+                                         "llama_q4_g64", "llama_q8_g32", "llama_q_mixed", "llama_rope_linear",
+                                         "llama_rope_llama3", "llama_rope_yarn", "llama_sliding", "mistral"),
                          [](const auto& instance) {
                            std::string name = instance.param;
                            for (char& c : name) c = c == '/' ? '_' : c;
