@@ -18,6 +18,7 @@ std::unique_ptr<LanguageModel> make_granite(const ModelFiles& files, const Model
 std::unique_ptr<LanguageModel> make_jamba(const ModelFiles& files, const ModelOptions& options);
 std::unique_ptr<LanguageModel> make_lfm2(const ModelFiles& files, const ModelOptions& options);
 std::unique_ptr<LanguageModel> make_llama(const ModelFiles& files, const ModelOptions& options);
+std::unique_ptr<LanguageModel> make_nemotron_h(const ModelFiles& files, const ModelOptions& options);
 std::unique_ptr<LanguageModel> make_mamba(const ModelFiles& files, const ModelOptions& options);
 std::unique_ptr<LanguageModel> make_mamba2(const ModelFiles& files, const ModelOptions& options);
 std::unique_ptr<LanguageModel> make_ministral3(const ModelFiles& files, const ModelOptions& options);

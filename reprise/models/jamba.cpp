@@ -33,8 +33,7 @@ struct JambaMoe {
 
   mx::array add_to(const mx::array& residual, const RmsNorm& norm, const mx::array& h) const {
     const mx::array x = norm(h);
-    const Routing routing = softmax_of_top_k(router(x), experts_per_token);
-    return mx::add(residual, combine(switch_mlp(x, routing.experts), routing.weights));
+    return mx::add(residual, switch_mlp(x, softmax_of_top_k(router(x), experts_per_token)));
   }
 };
 

@@ -171,12 +171,12 @@ std::shared_ptr<const Rope> make_rope(RopeOptions options, WeightReader& weights
   return std::make_shared<const Rope>(options);
 }
 
-ModelInfo model_info(const Config& config, const WeightReader& weights) {
+ModelInfo model_info(const Config& config, const WeightReader& weights, std::optional<int> layers) {
   if (config.get_int("max_position_embeddings").value_or(1) < 1) {
     throw Error(ErrorCode::corrupt_data, "[make_model] max_position_embeddings must be positive");
   }
   return {.model_type = config.require_string("model_type"),
-          .num_hidden_layers = config.require_positive_int("num_hidden_layers"),
+          .num_hidden_layers = layers ? *layers : config.require_positive_int("num_hidden_layers"),
           .vocab_size = config.require_positive_int("vocab_size"),
           .hidden_size = config.require_positive_int("hidden_size"),
           .max_position_embeddings = config.get_int("max_position_embeddings"),

@@ -70,6 +70,7 @@ std::shared_ptr<const Rope> make_rope(RopeOptions options, WeightReader& weights
 // The scaling of `rope`, or, where the weights carry GGUF's rope factors, a scaling by them.
 std::optional<RopeScaling> with_freq_factors(const RopeOptions& rope, WeightReader& weights);
 
-ModelInfo model_info(const Config& config, const WeightReader& weights);
+// `layers`: where the config need not have num_hidden_layers.
+ModelInfo model_info(const Config& config, const WeightReader& weights, std::optional<int> layers = {});
 
 }  // namespace reprise::internal

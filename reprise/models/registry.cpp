@@ -41,6 +41,7 @@ constexpr std::array kArchitectures = {
     Architecture{"mamba", internal::make_mamba},
     Architecture{"mamba2", internal::make_mamba2},
     Architecture{"ministral3", internal::make_ministral3},
+    Architecture{"nemotron_h", internal::make_nemotron_h},
     Architecture{"mistral", internal::make_llama},
     Architecture{"mixtral", internal::make_mixtral},
     Architecture{"olmo2", internal::make_olmo2},
