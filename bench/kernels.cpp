@@ -28,7 +28,9 @@
 #include "reprise/kernels/cpu_target.h"
 #include "reprise/kernels/delta_rule.h"
 #include "reprise/kernels/rg_lru.h"
+#include "reprise/kernels/scan.h"
 #include "reprise/kernels/select.h"
+#include "reprise/kernels/short_conv.h"
 
 namespace {
 
@@ -261,6 +263,59 @@ void measure_recurrences(Runner& runner) {
   }
 }
 
+// The scans of Mamba 130M (1,536 channels of 16 states) and of Mamba 2 130M (24 heads of 64, 128 states), and the
+// convolution before them.
+void measure_scans(Runner& runner) {
+  constexpr int kChannels = 1536, kStates = 16, kHeads = 24, kHeadStates = 128, kTaps = 4;
+  const auto rates = [](const mx::Shape& shape) {
+    auto a = mx::full(shape, -0.5f);
+    a.eval();
+    return a;
+  };
+  const auto selective = std::make_shared<const kernels::SelectiveScan>(
+      kernels::SelectiveScan{rates({kChannels, kStates}), rates({kChannels})});
+  const auto by_heads =
+      std::make_shared<const kernels::HeadScan>(kernels::HeadScan{rates({kHeads}), rates({kHeads}), 1});
+  const kernels::ShortConvParams conv{rates({kChannels, kTaps}), rates({kChannels}), kernels::ConvActivation::silu};
+  for (const int columns : {1, 256}) {
+    const auto random = [&](int size) {
+      auto x = mx::random::normal({1, columns, size});
+      x.eval();
+      return x;
+    };
+    const std::string text = std::to_string(columns) + (columns == 1 ? " column" : " columns");
+    const auto add = [&](const std::string& name, double bytes, double operations, const auto& run) {
+      if (!runner.wants(name + text)) return;
+      runner.measure(
+          {name + text, bytes, operations, std::vector<std::function<std::vector<mx::array>()>>(copies(bytes), run)});
+    };
+    const auto x = random(kChannels);
+    const kernels::ScanInputs narrow{
+        x, random(kChannels), random(kStates), random(kStates), random(kChannels), {}, rates({1, kChannels, kStates})};
+    add("selective scan, 1536 channels, ", 12.0 * kChannels * kStates, 6.0 * kChannels * kStates * columns, [=] {
+      const auto result = kernels::selective_scan(narrow, selective);
+      return std::vector{result.y, result.state};
+    });
+    const kernels::ScanInputs wide{x,
+                                   random(kHeads),
+                                   random(kHeadStates),
+                                   random(kHeadStates),
+                                   random(kChannels),
+                                   {},
+                                   rates({1, kHeads, kChannels / kHeads, kHeadStates})};
+    add("scan of 24 heads of 64, ", 8.0 * kChannels * kHeadStates, 5.0 * kChannels * kHeadStates * columns, [=] {
+      const auto result = kernels::head_scan(wide, by_heads);
+      return std::vector{result.y, result.state};
+    });
+    const kernels::ShortConvInputs convolved{x, rates({1, kTaps - 1, kChannels})};
+    add("short convolution, 1536 channels, ", 4.0 * kChannels * (kTaps + columns), 2.0 * kChannels * kTaps * columns,
+        [=] {
+          const auto result = kernels::short_conv(convolved, conv);
+          return std::vector{result.output, result.state};
+        });
+  }
+}
+
 // Must come before the kernels choose for themselves.
 void force_target(const std::string& name) {
   ::setenv("REPRISE_CPU_TARGET", name.c_str(), 1);
@@ -298,6 +353,7 @@ int run(const Flags& flags) {
   measure_attention(runner, kLlama8B);
   measure_sampling(runner, kLlama8B);
   measure_recurrences(runner);
+  measure_scans(runner);
   if (flags.text("json").empty() || write_json(flags.text("json"), runner.results())) return 0;
   throw Error(ErrorCode::internal, "cannot write " + flags.text("json"));
 }

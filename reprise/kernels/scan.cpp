@@ -15,6 +15,7 @@
 #include "reprise/base/thread_pool.h"
 #include "reprise/kernels/choice.h"
 #include "reprise/kernels/columns.h"
+#include "reprise/kernels/flat_array.h"
 #include "reprise/kernels/reference.h"
 #include "reprise/kernels/scan_cpu.h"
 #include "reprise/kernels/weight_view.h"
@@ -99,26 +100,24 @@ class Scan final : public mx::Primitive {
     view.columns = inputs[0].shape(1);
     view.y = outputs[0].data<float>();
     view.state = outputs[1].data<float>();
-    std::vector<internal::Columns<float>> columns;
-    std::vector<internal::Columns<std::uint8_t>> mask;
-    for (std::size_t i = 0; i < inputs.size(); ++i) {
-      if (has_mask_ && i == mask_index()) {
-        mask.emplace_back(inputs[i]);
-      } else {
-        columns.emplace_back(inputs[i]);
-      }
-    }
+    std::vector<internal::Columns> columns;
+    std::vector<internal::FlatArray<std::uint8_t>> mask;
+    std::vector<internal::FlatArray<float>> state;
+    const std::size_t num_columns = has_gate_ ? 5 : 4;
+    for (std::size_t i = 0; i < num_columns; ++i) columns.emplace_back(inputs[i]);
+    if (has_mask_) mask.emplace_back(inputs[num_columns]);
+    if (has_state_) state.emplace_back(inputs.back());
     mx::cpu::get_command_encoder(stream()).dispatch([view, columns = std::move(columns), mask = std::move(mask),
-                                                     kind = kind_, parameters = parameters_, has_gate = has_gate_,
-                                                     has_state = has_state_]() mutable {
+                                                     state = std::move(state), kind = kind_,
+                                                     parameters = parameters_]() mutable {
       const ProfileScope scope(kind.name);
       view.x = columns[0].view();
       view.delta = columns[1].view();
       view.b = columns[2].view();
       view.c = columns[3].view();
-      if (has_gate) view.gate = columns[4].view();
-      if (!mask.empty()) view.mask = mask.front().flat();
-      if (has_state) view.initial = columns.back().flat();
+      if (columns.size() > 4) view.gate = columns[4].view();
+      if (!mask.empty()) view.mask = mask.front().get();
+      if (!state.empty()) view.initial = state.front().get();
       ThreadPool::process().run(kind.num_tasks(view), [&](int task) { kind.run_task(view, task); });
     });
   }
@@ -128,8 +127,6 @@ class Scan final : public mx::Primitive {
   const char* name() const override { return kind_.name; }
 
  private:
-  std::size_t mask_index() const { return has_gate_ ? 5 : 4; }
-
   Kind kind_;
   std::shared_ptr<const Parameters> parameters_;
   bool has_gate_;

@@ -13,6 +13,7 @@
 #include "reprise/base/thread_pool.h"
 #include "reprise/kernels/choice.h"
 #include "reprise/kernels/columns.h"
+#include "reprise/kernels/flat_array.h"
 #include "reprise/kernels/reference.h"
 #include "reprise/kernels/short_conv_cpu.h"
 #include "reprise/kernels/weight_view.h"
@@ -79,17 +80,17 @@ class Convolution final : public mx::Primitive {
     cpu::ShortConvView view = settings_->view;
     view.output = outputs[0].data<float>();
     view.state = outputs[1].data<float>();
-    internal::Columns<float> x(inputs[0]);
-    std::vector<internal::Columns<float>> state;
-    std::vector<internal::Columns<std::uint8_t>> mask;
+    internal::Columns x(inputs[0]);
+    std::vector<internal::FlatArray<float>> state;
+    std::vector<internal::FlatArray<std::uint8_t>> mask;
     if (has_state_) state.emplace_back(inputs[1]);
     if (has_mask_) mask.emplace_back(inputs.back());
     mx::cpu::get_command_encoder(stream()).dispatch(
         [view, x = std::move(x), state = std::move(state), mask = std::move(mask), settings = settings_]() mutable {
           const ProfileScope scope("short_conv");
           view.x = x.view();
-          if (!state.empty()) view.initial = state.front().flat();
-          if (!mask.empty()) view.mask = mask.front().flat();
+          if (!state.empty()) view.initial = state.front().get();
+          if (!mask.empty()) view.mask = mask.front().get();
           ThreadPool::process().run(cpu::num_short_conv_tasks(view),
                                     [&](int task) { cpu::run_short_conv_task(view, task); });
         });
