@@ -148,7 +148,6 @@ void add_cache_prompt(CLI::App& app, Action& chosen) {
   add_prefill_flag(*command, flags->generate);
   add_kv_cache_flags(*command, flags->kv_cache);
   add_compatibility_flags(*command);
-  add_later_flags(*command, {"--adapter-path"});
   command->callback([flags, &chosen] { chosen = [flags] { return run(*flags); }; });
 }
 

@@ -241,7 +241,7 @@ void add_chat(CLI::App& app, Action& chosen) {
   add_kv_cache_flags(*command, flags->kv_cache);
   add_verify_flag(*command, flags->generation.options);
   add_compatibility_flags(*command);
-  add_later_flags(*command, {"--adapter-path", "--draft-model", "--num-draft-tokens", "--pipeline"});
+  add_later_flags(*command, {"--draft-model", "--num-draft-tokens", "--pipeline"});
   command->footer("\nCommands in the chat:\n" + chat_help());
   command->callback([flags, &chosen] { chosen = [flags] { return run(*flags); }; });
 }

@@ -94,6 +94,11 @@ void add_model_flags(CLI::App& app, ModelFlags& flags) {
                         if (text.empty()) throw UsageError("--model must name a model, but got \"\"");
                         flags.model = text;
                       });
+  add_flag_with_value(app, {"--adapter-path", "A folder with a LoRA or DoRA adapter that mlx-lm has trained"},
+                      [&flags](const std::string& text) {
+                        if (text.empty()) throw UsageError("--adapter-path must name a folder, but got \"\"");
+                        flags.load.adapter = text;
+                      });
   add_flag_with_value(
       app, {"--dtype", "Computes in float32, float16 or bfloat16 [float32 on a CPU]"},
       [&flags](const std::string& text) { flags.load.model.compute_dtype = parse_dtype("--dtype", text); });

@@ -142,7 +142,7 @@ void add_generate(CLI::App& app, Action& chosen) {
   add_verify_flag(*command, flags->generation.options);
   add_compatibility_flags(*command);
   add_later_flags(*command,
-                  {"--adapter-path", "--draft-model", "--num-draft-tokens", "-q,--quantize-activations", "--image"});
+                  {"--draft-model", "--num-draft-tokens", "-q,--quantize-activations", "--image"});
   command->callback([flags, &chosen] { chosen = [flags] { return run(*flags); }; });
 }
 

@@ -1,9 +1,12 @@
 #include "reprise/generate/loaded_model.h"
 
+#include <memory>
 #include <optional>
 #include <utility>
 
 #include "reprise/base/error.h"
+#include "reprise/base/sha256.h"
+#include "reprise/models/adapter.h"
 #include "reprise/storage/model_files.h"
 
 namespace reprise {
@@ -19,7 +22,13 @@ LoadedModel load(const std::filesystem::path& path, const LoadOptions& options) 
     tokenizer.emplace(data);
     if (!data.chat_template.empty()) chat_template.emplace(data);
   });
-  auto model = make_model(files, options.model);
+  ModelOptions model_options = options.model;
+  if (options.adapter) {
+    model_options.adapter = std::make_shared<const Adapter>(read_adapter(*options.adapter));
+    // What another model has computed must not be taken for this one's.
+    files.fingerprint = sha256_hex(files.fingerprint + model_options.adapter->fingerprint);
+  }
+  auto model = make_model(files, model_options);
   return {.path = path.string(),
           .fingerprint = std::move(files.fingerprint),
           .model = std::move(model),

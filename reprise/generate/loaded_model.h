@@ -15,18 +15,20 @@ namespace reprise {
 
 struct LoadOptions {
   ModelOptions model = {};
+  std::optional<std::filesystem::path> adapter = {};  // a folder, see read_adapter
 };
 
 struct LoadedModel {
-  std::string path;  // as given
-  std::string fingerprint;
+  std::string path;         // as given
+  std::string fingerprint;  // of the model and its adapter
   std::unique_ptr<LanguageModel> model;
   Tokenizer tokenizer;
   std::optional<ChatTemplate> chat_template;  // none: the model has none; prompts are plain text
   std::string tokenizer_config_json;          // what cache files record of the tokenizer
 };
 
-// `path`: a model folder or a .gguf file. Throws: as read_model_files, make_model, Tokenizer, ChatTemplate.
+// `path`: a model folder or a .gguf file. Throws: as read_adapter, read_model_files, make_model, Tokenizer,
+// ChatTemplate.
 LoadedModel load(const std::filesystem::path& path, const LoadOptions& options = {});
 
 }  // namespace reprise

@@ -10,6 +10,7 @@
 #include "mlx/array.h"
 #include "mlx/dtype.h"
 #include "reprise/cache/prompt_cache.h"
+#include "reprise/models/adapter.h"
 #include "reprise/storage/model_files.h"
 
 namespace reprise {
@@ -48,16 +49,26 @@ class LanguageModel {
   ModelInfo info_;
 };
 
+// A tensor as a model's files hold it, by mlx-lm's name and in its layout.
+struct StoredWeight {
+  std::string name;
+  mlx::core::array value;
+  bool is_matrix = false;  // of a linear map, of experts or an embedding, not quantised: what quantisation is for
+};
+
 struct ModelOptions {
   // Dtype of activations. None: float32 on the CPU, the weights' own dtype on a GPU.
   std::optional<mlx::core::Dtype> compute_dtype = {};
   // Dtype in which caches that start empty store keys and values. None: float16 on the CPU, the compute dtype on a GPU.
   std::optional<mlx::core::Dtype> kv_dtype = {};
+  std::shared_ptr<const Adapter> adapter = {};  // null: none
+  // If given, receives every tensor that the model takes.
+  std::vector<StoredWeight>* stored = nullptr;
 };
 
 // Builds the architecture that config_json's `model_type` names, and evaluates its weights.
 // Throws: unsupported (model_type, quantisation mode, rope type: named), corrupt_data (a tensor is missing, has the
-// wrong shape, or is left over: named; config.json is no JSON or lacks a member).
+// wrong shape, or is left over: named; config.json is no JSON or lacks a member; an adapter that does not fit).
 std::unique_ptr<LanguageModel> make_model(const ModelFiles& files, const ModelOptions& options = {});
 
 // The model types that make_model knows.

@@ -57,7 +57,7 @@ std::unique_ptr<LanguageModel> make_llama(const ModelFiles& files, const ModelOp
   auto kinds = layer_kinds(config);
   const std::vector<bool> rotated = rotated_layers(config, kinds.size());
 
-  WeightReader weights(files.weights, config.quantization_overrides(), compute_dtype(options, files.weights));
+  WeightReader weights(files, config, options);
   drop_rotary_buffers(weights);
   const auto rope = make_rope(config.rope(sizes.head_dim), weights);
 

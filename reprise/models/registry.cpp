@@ -51,6 +51,8 @@ constexpr std::array kArchitectures = {
     Architecture{"qwen3", internal::make_qwen3},
     Architecture{"qwen3_5", internal::make_qwen3_5},
     Architecture{"qwen3_5_moe", internal::make_qwen3_5},
+    Architecture{"gpt_oss", internal::make_gpt_oss},     Architecture{"llama", internal::make_llama},
+    Architecture{"mistral", internal::make_llama},       Architecture{"mixtral", internal::make_mixtral},
     Architecture{"qwen3_moe", internal::make_qwen3_moe},
     Architecture{"qwen3_next", internal::make_qwen3_next},
     Architecture{"recurrent_gemma", internal::make_recurrent_gemma},

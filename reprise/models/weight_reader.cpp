@@ -9,6 +9,7 @@
 #include "mlx/ops.h"
 #include "mlx/transforms.h"
 #include "reprise/base/error.h"
+#include "reprise/models/model_parts.h"
 
 namespace reprise::internal {
 
@@ -49,6 +50,14 @@ void check_spec(const std::string& path, const QuantizationSpec& spec, int in) {
 WeightReader::WeightReader(WeightMap weights, QuantizationOverrides overrides, mx::Dtype dtype)
     : weights_(std::move(weights)), overrides_(std::move(overrides)), dtype_(dtype) {}
 
+WeightReader::WeightReader(const ModelFiles& files, const Config& config, const ModelOptions& options)
+    : WeightReader(files.weights, config.quantization_overrides(), compute_dtype(options, files.weights)) {
+  adapter_ = options.adapter;
+  stored_ = options.stored;
+  if (adapter_ == nullptr) return;
+  for (const auto& [name, weight] : adapter_->weights) unused_adapter_weights_.insert(name);
+}
+
 void WeightReader::drop(const std::function<bool(const std::string&)>& useless) {
   std::erase_if(weights_, [&](const auto& entry) { return useless(entry.first); });
 }
@@ -57,6 +66,10 @@ mx::array WeightReader::take_as_stored(const std::string& name, const mx::Shape&
   const auto found = weights_.find(name);
   if (found == weights_.end()) corrupt("weight '" + name + "' is missing");
   mx::array weight = found->second;
+  if (stored_ != nullptr) stored_->push_back({name, weight, /*is_matrix=*/false});
+  if (adapter_ != nullptr && adapter_->kind == Adapter::Kind::full && unused_adapter_weights_.erase(name) != 0) {
+    weight = adapter_->weights.at(name);
+  }
   if (weight.shape() != shape) {
     corrupt("weight '" + name + "' must have shape " + text(shape) + ", but got " + text(weight.shape()));
   }
@@ -129,7 +142,9 @@ Weight WeightReader::take_stored_weight(const std::string& path, mx::Shape front
   };
   if (!has(path + ".scales")) {
     matrices_["not quantised"] += size;
-    return take_dense(path + ".weight", shape(in));
+    mx::array weight = take_dense(path + ".weight", shape(in));
+    if (stored_ != nullptr) stored_->back().is_matrix = true;
+    return weight;
   }
   const QuantizationSpec spec = spec_of(path, in);
   check_spec(path, spec, in);
@@ -156,8 +171,20 @@ Weight WeightReader::take_weight(const std::string& path, int out, int in) {
 
 SwitchLinear WeightReader::take_switch_linear(const std::string& path, int experts, int out, int in, bool bias) {
   Weight weight = take_stored_weight(path, {experts}, out, in);
-  if (!bias) return SwitchLinear(std::move(weight));
-  return SwitchLinear(std::move(weight), take(path + ".bias", {experts, out}));
+  std::optional<mx::array> own_bias;
+  if (bias) own_bias = take(path + ".bias", {experts, out});
+  const auto low_rank = take_low_rank(
+      path,
+      [&](int rank) {
+        return mx::Shape{experts, rank, in};
+      },
+      [&](int rank) {
+        return mx::Shape{experts, out, rank};
+      },
+      1);
+  if (!low_rank) return SwitchLinear(std::move(weight), std::move(own_bias));
+  if (adapter_->kind == Adapter::Kind::dora) refuse_dora(path);
+  return SwitchLinear(std::move(weight), std::move(own_bias), {low_rank->a, low_rank->b, adapter_->scale});
 }
 
 // MLX multiplies by it, which wants one dtype.
@@ -190,12 +217,26 @@ void WeightReader::stack_experts(int experts, const std::function<std::string(in
 
 Linear WeightReader::take_linear(const std::string& path, int out, int in, bool bias) {
   Weight weight = take_weight(path, out, in);
-  if (!bias) return Linear(std::move(weight));
-  return Linear(std::move(weight), take(path + ".bias", {out}));
+  std::optional<mx::array> own_bias;
+  if (bias) own_bias = take(path + ".bias", {out});
+  return adapted_linear(path, std::move(weight), std::move(own_bias));
 }
 
 Embedding WeightReader::take_embedding(const std::string& path, int vocab_size, int hidden_size) {
-  return Embedding(take_weight(path, vocab_size, hidden_size), dtype_);
+  Weight weight = take_weight(path, vocab_size, hidden_size);
+  const auto low_rank = take_low_rank(
+      path,
+      [&](int rank) {
+        return mx::Shape{vocab_size, rank};
+      },
+      [&](int rank) {
+        return mx::Shape{rank, hidden_size};
+      },
+      1);
+  if (!low_rank) return Embedding(std::move(weight), dtype_);
+  if (adapter_->kind == Adapter::Kind::dora) refuse_dora(path);
+  return Embedding(std::move(weight), dtype_,
+                   {mx::transpose(low_rank->b), mx::transpose(low_rank->a), adapter_->scale});
 }
 
 namespace {
@@ -239,6 +280,7 @@ std::vector<Linear> WeightReader::take_linears(const std::string& path, const st
     layers.emplace_back(part, std::move(own));
     first += rows;
   }
+  if (adapter_ != nullptr) adapt_slices(path, weight, outs, layers);
   return layers;
 }
 
@@ -307,6 +349,7 @@ void WeightReader::finish() {
     corrupt("weight '" + weights_.begin()->first + "' belongs to no layer of this architecture (" +
             std::to_string(weights_.size()) + " such)");
   }
+  check_adapter_is_used();
   mx::eval(taken_);
   taken_.clear();
 }

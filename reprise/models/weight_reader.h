@@ -4,12 +4,17 @@
 
 #include <functional>
 #include <map>
+#include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "mlx/array.h"
 #include "mlx/dtype.h"
+#include "reprise/models/adapter.h"
 #include "reprise/models/config.h"
+#include "reprise/models/language_model.h"
 #include "reprise/nn/linear.h"
 #include "reprise/nn/mla.h"
 #include "reprise/nn/moe.h"
@@ -20,7 +25,10 @@ namespace reprise::internal {
 
 class WeightReader {
  public:
-  // Vectors come out in `dtype`, and so do dense matrices on a GPU; everything else stays as stored.
+  // Vectors come out in the options' compute dtype, and so do dense matrices on a GPU; everything else stays as stored.
+  // `config`: the one that may have a member `quantization`. The options' adapter is added to the layers it names.
+  // Throws: as Config::quantization_overrides, compute_dtype.
+  WeightReader(const ModelFiles& files, const Config& config, const ModelOptions& options);
   WeightReader(WeightMap weights, QuantizationOverrides overrides, mlx::core::Dtype dtype);
 
   bool has(const std::string& name) const { return weights_.count(name) != 0; }
@@ -78,8 +86,27 @@ class WeightReader {
   mlx::core::array take_float(const std::string& name, const mlx::core::Shape& shape);
   mlx::core::array take_dense(const std::string& name, const mlx::core::Shape& shape);
   mlx::core::array keep(mlx::core::array weight);
+  // A map of these, with what the adapter adds at `path`.
+  Linear adapted_linear(const std::string& path, Weight weight, std::optional<mlx::core::array> bias);
+  // A tensor of the adapter, which is then used. Throws: corrupt_data for another shape or no float.
+  mlx::core::array take_adapter(const std::string& name, const mlx::core::Shape& shape);
+  // `path`.lora_a and .lora_b with the axes in this order; none: the adapter has no such layer.
+  struct LowRankPair {
+    mlx::core::array a;
+    mlx::core::array b;
+  };
+  std::optional<LowRankPair> take_low_rank(const std::string& path, const std::function<mlx::core::Shape(int)>& a,
+                                           const std::function<mlx::core::Shape(int)>& b, int rank_axis);
+  // What the adapter adds to the whole matrix at `path`, cut as `layers` are, its rows in this order.
+  void adapt_slices(const std::string& path, const Weight& weight, const std::vector<int>& outs,
+                    std::vector<Linear>& layers);
+  [[noreturn]] void refuse_dora(const std::string& path) const;
+  void check_adapter_is_used() const;
 
   WeightMap weights_;
+  std::shared_ptr<const Adapter> adapter_;  // null: none
+  std::set<std::string> unused_adapter_weights_;
+  std::vector<StoredWeight>* stored_ = nullptr;  // see ModelOptions
   QuantizationOverrides overrides_;
   mlx::core::Dtype dtype_;
   std::vector<mlx::core::array> taken_;

@@ -28,7 +28,19 @@ mx::array gelu_tanh(const mx::array& x) {
   return mx::multiply(mx::multiply(number(0.5f), x), mx::add(number(1.0f), mx::tanh(inner)));
 }
 
+namespace {
+
+bool is_adapted(const GatedMlp& mlp) {
+  return mlp.gate_proj.is_adapted() || mlp.up_proj.is_adapted() || mlp.down_proj.is_adapted();
+}
+
+}  // namespace
+
 mx::array GatedMlp::operator()(const mx::array& x) const {
+  if (is_adapted(*this)) {
+    const auto projected = project(x, {gate_proj, up_proj});
+    return down_proj(gated(projected[0], projected[1], activation));
+  }
   return kernels::gated_mlp(x, gate_proj.map(), up_proj.map(), down_proj.map(), activation, {}, {});
 }
 
@@ -37,6 +49,7 @@ mx::array GatedMlp::add_to(const mx::array& residual, const mx::array& x) const 
 }
 
 mx::array GatedMlp::add_to(const mx::array& residual, const RmsNorm& norm, const mx::array& x) const {
+  if (is_adapted(*this)) return mx::add(residual, (*this)(norm(x)));
   return kernels::gated_mlp(x, gate_proj.map(), up_proj.map(), down_proj.map(), activation, norm.params(), residual);
 }
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "mlx/ops.h"
+#include "reprise/nn/mlp.h"
 
 namespace reprise {
 
@@ -12,8 +13,20 @@ namespace mx = mlx::core;
 SwitchLinear::SwitchLinear(Weight stacked, std::optional<mx::array> bias)
     : maps_(std::make_shared<const kernels::ExpertMaps>(kernels::ExpertMaps{std::move(stacked), std::move(bias)})) {}
 
+SwitchLinear::SwitchLinear(Weight stacked, std::optional<mx::array> bias, LowRank low_rank)
+    : SwitchLinear(std::move(stacked), std::move(bias)) {
+  low_rank_ = std::make_shared<const LowRankMaps>(
+      LowRankMaps{std::make_shared<const kernels::ExpertMaps>(kernels::ExpertMaps{std::move(low_rank.a)}),
+                  std::make_shared<const kernels::ExpertMaps>(kernels::ExpertMaps{std::move(low_rank.b)}),
+                  low_rank.scale});
+}
+
 mx::array SwitchLinear::operator()(const mx::array& x, const mx::array& experts) const {
-  return kernels::switch_linear(x, experts, maps_);
+  const mx::array y = kernels::switch_linear(x, experts, maps_);
+  if (low_rank_ == nullptr) return y;
+  const mx::array inner = kernels::switch_linear(x, experts, low_rank_->a);
+  const mx::array product = kernels::switch_linear(inner, experts, low_rank_->b);
+  return mx::add(y, mx::multiply(product, mx::array(low_rank_->scale, y.dtype())));
 }
 
 namespace {
@@ -22,13 +35,30 @@ kernels::ExpertGlu glu_of(const SwitchGlu& block) {
   return {block.gate_proj.maps(), block.up_proj.maps(), block.down_proj.maps(), block.activation};
 }
 
+bool is_adapted(const SwitchGlu& block) {
+  return block.gate_proj.is_adapted() || block.up_proj.is_adapted() || block.down_proj.is_adapted();
+}
+
+mx::array activated(const mx::array& gate, const mx::array& up, const ExpertActivation& activation) {
+  if (const auto* plain = std::get_if<kernels::GateActivation>(&activation)) return gated(gate, up, *plain);
+  const auto& clip = std::get<ClippedSwiglu>(activation);
+  const auto number = [&](float value) { return mx::array(value, gate.dtype()); };
+  const mx::array low = mx::minimum(gate, number(clip.limit));
+  const mx::array silu = mx::multiply(low, mx::sigmoid(mx::multiply(number(clip.alpha), low)));
+  return mx::multiply(mx::add(mx::clip(up, number(-clip.limit), number(clip.limit)), number(1.0f)), silu);
+}
+
 }  // namespace
 
 mx::array SwitchGlu::operator()(const mx::array& x, const Routing& routing) const {
+  if (is_adapted(*this)) return combine((*this)(x, routing.experts), routing.weights);
   return kernels::switch_glu(x, routing.experts, glu_of(*this), routing.weights);
 }
 
 mx::array SwitchGlu::operator()(const mx::array& x, const mx::array& experts) const {
+  if (is_adapted(*this)) {
+    return down_proj(activated(gate_proj(x, experts), up_proj(x, experts), activation), experts);
+  }
   return kernels::switch_glu(x, experts, glu_of(*this));
 }
 

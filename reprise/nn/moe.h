@@ -2,6 +2,7 @@
 // Threads: immutable after construction; results are unevaluated arrays of the calling thread.
 #pragma once
 
+#include <memory>
 #include <optional>
 
 #include "mlx/array.h"
@@ -18,14 +19,30 @@ class SwitchLinear {
  public:
   // Arrays as of one map with an axis of experts in front: dense [experts, out, in]. bias [experts, out].
   explicit SwitchLinear(Weight stacked, std::optional<mlx::core::array> bias = {});
+  // Added to each expert's map: scale · (x aᵀ) bᵀ with a [experts, rank, in], b [experts, out, rank].
+  struct LowRank {
+    mlx::core::array a;
+    mlx::core::array b;
+    float scale = 1.0f;
+  };
+  SwitchLinear(Weight stacked, std::optional<mlx::core::array> bias, LowRank low_rank);
 
   // x [..., in] for all of a token's experts, or [..., k, in] for each; experts: integers [..., k] → [..., k, out].
   mlx::core::array operator()(const mlx::core::array& x, const mlx::core::array& experts) const;
 
+  // All of it, unless is_adapted().
   const kernels::ExpertMapsPtr& maps() const { return maps_; }
+  bool is_adapted() const { return low_rank_ != nullptr; }
 
  private:
+  struct LowRankMaps {
+    kernels::ExpertMapsPtr a;
+    kernels::ExpertMapsPtr b;
+    float scale;
+  };
+
   kernels::ExpertMapsPtr maps_;
+  std::shared_ptr<const LowRankMaps> low_rank_;  // null: none
 };
 
 struct Routing {

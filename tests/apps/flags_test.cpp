@@ -82,7 +82,7 @@ TEST(Program, WrongUsageIsOneLineAndExitCodeTwo) {
       {{"chat", "--verify-reuse=often"}, "--verify-reuse"},
       {{"chat", "--kv-bits", "1"}, "--kv-bits"},
       {{"cache-prompt", "--kv-bits", "16", "--prompt", "x", "--prompt-cache-file", "y"}, "--kv-bits"},
-      {{"generate", "--adapter-path", "x"}, "--adapter-path is not supported yet"},
+      {{"generate", "--adapter-path", ""}, "--adapter-path must name a folder"},
       {{"generate", "--draft-model", "x"}, "--draft-model is not supported yet"},
       {{"generate", "--num-draft-tokens", "3"}, "--num-draft-tokens is not supported yet"},
       {{"generate", "-qa"}, "--quantize-activations is not supported yet"},
