@@ -141,7 +141,7 @@ std::unique_ptr<LanguageModel> make_falcon_h1(const ModelFiles& files, const Mod
   const bool mlp_bias = config.get_bool("mlp_bias").value_or(false);
   require_activation(config, "hidden_act", {"silu", "swish"});
 
-  WeightReader weights(files.weights, config.quantization_overrides(), compute_dtype(options, files.weights));
+  WeightReader weights(files, config, options);
   if (is_original(weights)) Multipliers(config, recurrent_sizes).fold_into(weights);
   const auto rope = std::make_shared<const Rope>(config.rope(sizes.head_dim));
 

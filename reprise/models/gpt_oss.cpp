@@ -134,7 +134,7 @@ std::unique_ptr<LanguageModel> make_gpt_oss(const ModelFiles& files, const Model
   require_activation(config, "hidden_act", {"silu", "swish"});
   auto kinds = layer_kinds(config);
 
-  WeightReader weights(files.weights, config.quantization_overrides(), compute_dtype(options, files.weights));
+  WeightReader weights(files, config, options);
   drop_rotary_buffers(weights);
   // The scaling's `truncate` is not looked at: its default is how the oracle always computes.
   RopeOptions rope_options = config.rope(sizes.head_dim);

@@ -148,7 +148,7 @@ std::unique_ptr<LanguageModel> make_jamba(const ModelFiles& files, const ModelOp
   require_activation(config, "hidden_act", {"silu", "swish"});
   auto kinds = layer_kinds(config);
 
-  WeightReader weights(files.weights, config.quantization_overrides(), compute_dtype(options, files.weights));
+  WeightReader weights(files, config, options);
   const auto take_mixing = [&](const LayerKind& kind, const std::string& path) -> decltype(JambaLayer::mixer) {
     if (std::holds_alternative<Recurrent>(kind)) return take_mixer(weights, path + ".mamba", config, eps);
     auto attention = take_attention(weights, path + ".self_attn", sizes);

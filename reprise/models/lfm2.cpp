@@ -223,7 +223,7 @@ std::string name_of_projection(std::string name) {
 std::unique_ptr<LanguageModel> make_lfm2(const ModelFiles& files, const ModelOptions& options) {
   const Config config(files.config_json);
   auto kinds = layer_kinds(config);
-  WeightReader weights(files.weights, config.quantization_overrides(), compute_dtype(options, files.weights));
+  WeightReader weights(files, config, options);
   if (config.has("num_experts")) weights.rename(name_of_projection);
   Loader loader(config, options, weights);
   std::vector<std::unique_ptr<DecoderLayer>> layers;

@@ -50,7 +50,7 @@ std::unique_ptr<LanguageModel> make_mamba(const ModelFiles& files, const ModelOp
                            .conv = config.get_bool("use_conv_bias").value_or(true)};
   require_activation(config, "hidden_act", {"silu", "swish"});
 
-  WeightReader weights(files.weights, config.quantization_overrides(), compute_dtype(options, files.weights));
+  WeightReader weights(files, config, options);
   const int num_layers = config.require_positive_int("num_hidden_layers");
   std::vector<std::unique_ptr<DecoderLayer>> layers;
   for (int i = 0; i < num_layers; ++i) {

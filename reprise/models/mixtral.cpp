@@ -66,7 +66,7 @@ std::unique_ptr<LanguageModel> make_mixtral(const ModelFiles& files, const Model
   require_activation(config, "hidden_act", {"silu", "swish"});
   auto kinds = layer_kinds(config);
 
-  WeightReader weights(files.weights, config.quantization_overrides(), compute_dtype(options, files.weights));
+  WeightReader weights(files, config, options);
   drop_rotary_buffers(weights);
   RopeOptions rope_options = config.rope(sizes.head_dim);
   if (!config.has("rope_theta") && !config.has("rope_parameters")) rope_options.base = 1e6f;

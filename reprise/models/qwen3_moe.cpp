@@ -76,7 +76,7 @@ std::unique_ptr<LanguageModel> make_qwen3_moe(const ModelFiles& files, const Mod
     throw Error(ErrorCode::unsupported, "[make_model] qwen3_moe with use_sliding_window is not supported");
   }
 
-  WeightReader weights(files.weights, config.quantization_overrides(), compute_dtype(options, files.weights));
+  WeightReader weights(files, config, options);
   drop_rotary_buffers(weights);
   const auto rope = std::make_shared<const Rope>(config.rope(sizes.head_dim));
 

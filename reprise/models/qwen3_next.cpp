@@ -259,7 +259,7 @@ std::unique_ptr<LanguageModel> make(const std::string& model_type, const Config&
 
 std::unique_ptr<LanguageModel> make_qwen3_next(const ModelFiles& files, const ModelOptions& options) {
   const Config config(files.config_json);
-  WeightReader weights(files.weights, config.quantization_overrides(), compute_dtype(options, files.weights));
+  WeightReader weights(files, config, options);
   const Family family{.prefix = "", .normalises_scores = false, .rotary_factor = 0.25f, .rope_theta = 10000.0f};
   return make("qwen3_next", config, family, options, weights);
 }
@@ -267,7 +267,7 @@ std::unique_ptr<LanguageModel> make_qwen3_next(const ModelFiles& files, const Mo
 // A text model inside one that also sees; what sees is left out.
 std::unique_ptr<LanguageModel> make_qwen3_5(const ModelFiles& files, const ModelOptions& options) {
   const Config config(files.config_json);
-  WeightReader weights(files.weights, config.quantization_overrides(), compute_dtype(options, files.weights));
+  WeightReader weights(files, config, options);
   weights.drop(
       [](const std::string& name) { return name.starts_with("vision_tower") || name.starts_with("model.visual"); });
   const std::string original = "model.language_model.";

@@ -113,7 +113,7 @@ std::unique_ptr<LanguageModel> make_recurrent_gemma(const ModelFiles& files, con
   require_activation(config, "hidden_activation", {"gelu_pytorch_tanh"});
   auto kinds = layer_kinds(config);
 
-  WeightReader weights(files.weights, config.quantization_overrides(), compute_dtype(options, files.weights));
+  WeightReader weights(files, config, options);
   const float rotated = config.get_float("partial_rotary_factor").value_or(0.5f);
   const auto rope =
       std::make_shared<const Rope>(config.rope(static_cast<int>(rotated * static_cast<float>(sizes.head_dim))));
