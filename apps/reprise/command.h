@@ -15,5 +15,6 @@ void add_cache_prompt(CLI::App& app, Action& chosen);
 void add_inspect(CLI::App& app, Action& chosen);
 void add_bench(CLI::App& app, Action& chosen);
 void add_pull(CLI::App& app, Action& chosen);
+void add_quantize(CLI::App& app, Action& chosen);
 
 }  // namespace reprise::app

@@ -41,13 +41,6 @@ void add_penalty_flags(CLI::App& app, SamplingParams& sampling) {
       [&sampling](const std::string& text) { sampling.logit_bias = parse_logit_bias("--logit-bias", text); });
 }
 
-mlx::core::Dtype parse_dtype(const std::string& flag, const std::string& text) {
-  if (text == "float32") return mlx::core::float32;
-  if (text == "float16") return mlx::core::float16;
-  if (text == "bfloat16") return mlx::core::bfloat16;
-  throw UsageError(flag + " must be float32, float16 or bfloat16, but got \"" + text + "\"");
-}
-
 TokenId find_token(const Tokenizer& tokenizer, const std::string& text) {
   int id = -1;
   const auto result = std::from_chars(text.data(), text.data() + text.size(), id);
@@ -61,6 +54,13 @@ TokenId find_token(const Tokenizer& tokenizer, const std::string& text) {
 }
 
 }  // namespace
+
+mlx::core::Dtype parse_dtype(const std::string& flag, const std::string& text) {
+  if (text == "float32") return mlx::core::float32;
+  if (text == "float16") return mlx::core::float16;
+  if (text == "bfloat16") return mlx::core::bfloat16;
+  throw UsageError(flag + " must be float32, float16 or bfloat16, but got \"" + text + "\"");
+}
 
 void add_flag_with_value(CLI::App& app, const FlagText& flag, const std::function<void(const std::string&)>& take) {
   app.add_option_function<std::string>(flag.names, take, flag.help)

@@ -29,6 +29,9 @@ struct FloatRange {
 void add_float_flag(CLI::App& app, const FlagText& flag, float& target, FloatRange range);
 void add_text_flag(CLI::App& app, const FlagText& flag, std::optional<std::string>& target);
 
+// "float32", "float16" or "bfloat16". Throws: UsageError for another text.
+mlx::core::Dtype parse_dtype(const std::string& flag, const std::string& text);
+
 struct ModelFlags {
   std::optional<std::string> model = {};
   LoadOptions load = {};

@@ -141,8 +141,7 @@ void add_generate(CLI::App& app, Action& chosen) {
   add_kv_cache_flags(*command, flags->kv_cache);
   add_verify_flag(*command, flags->generation.options);
   add_compatibility_flags(*command);
-  add_later_flags(*command,
-                  {"--draft-model", "--num-draft-tokens", "-q,--quantize-activations", "--image"});
+  add_later_flags(*command, {"--draft-model", "--num-draft-tokens", "-q,--quantize-activations", "--image"});
   command->callback([flags, &chosen] { chosen = [flags] { return run(*flags); }; });
 }
 

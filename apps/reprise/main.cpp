@@ -54,7 +54,7 @@ int parse_and_run(CLI::App& app, Action& chosen, int argc, char** argv, std::str
     throw;
   }
   for (const auto* found : app.get_subcommands()) command = found->get_name();
-  if (!chosen) throw UsageError("a command is needed: chat, generate, cache-prompt, inspect, bench or pull");
+  if (!chosen) throw UsageError("a command is needed: chat, generate, cache-prompt, inspect, bench, pull or quantize");
   return chosen();
 }
 
@@ -73,6 +73,7 @@ int main(int argc, char** argv) {
   add_inspect(app, chosen);
   add_bench(app, chosen);
   add_pull(app, chosen);
+  add_quantize(app, chosen);
   std::string command;
   try {
     return parse_and_run(app, chosen, argc, argv, command);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <new>
 #include <string>
 #include <utility>
@@ -99,6 +100,19 @@ void check_arguments(const LanguageModel& model, std::span<const TokenId> prompt
   check_prompt_cache(cache.cache, static_cast<int>(cache.tokens.size()));
   // Refuses now what would fail when the cache comes to the start of quantisation.
   if (options.kv_cache.kv_bits) plan_kv_cache(model, cache.cache, options.kv_cache);
+}
+
+// A model knows no position behind its last one: its answers there are noise. A bounded cache says that its owner wants
+// to go on all the same.
+void check_positions(const LanguageModel& model, std::size_t prompt_tokens, int max_tokens, const KVCacheOptions& kv) {
+  const auto positions = model.info().max_position_embeddings;
+  if (!positions || kv.max_kv_size) return;
+  if (static_cast<std::int64_t>(prompt_tokens) + max_tokens <= *positions) return;
+  throw Error(ErrorCode::invalid_argument,
+              "[generate] the prompt of " + std::to_string(prompt_tokens) + " tokens and up to " +
+                  std::to_string(max_tokens) + " new ones go beyond the model's " + std::to_string(*positions) +
+                  " positions: shorten it, lower max_tokens (--max-tokens), or keep only the most recent tokens with "
+                  "max_kv_size (--max-kv-size)");
 }
 
 // Returns: whether all of `tokens` was processed (false: cancelled). Progress is told against `total`.
@@ -295,6 +309,7 @@ double GenerateStats::decode_tps() const {
 GenerateResult generate(const LoadedModel& model, std::span<const TokenId> prompt, RecordedCache& cache,
                         const GenerateOptions& options) {
   check_arguments(*model.model, prompt, cache, options);
+  check_positions(*model.model, cache.tokens.size() + prompt.size(), options.max_tokens, options.kv_cache);
   check_sampling_params(options.sampling);
   GenerateResult result;
   Answer answer(model, options, result);
@@ -334,6 +349,7 @@ GenerateResult generate(const LoadedModel& model, std::span<const TokenId> promp
 void prefill(const LanguageModel& model, std::span<const TokenId> prompt, RecordedCache& cache,
              const GenerateOptions& options) {
   check_arguments(model, prompt, cache, options);
+  check_positions(model, cache.tokens.size() + prompt.size(), 0, options.kv_cache);
   try {
     prefill_all(model, prompt.first(prompt.size() - 1), cache, options, static_cast<int>(prompt.size()));
   } catch (...) {

@@ -76,8 +76,9 @@ struct GenerateResult {
 // Processes `prompt` (only the given tokens; positions go on at the cache's) and samples up to max_tokens. Works over
 // any cache: two calls over one cache equal one call over the joined prompt. On every exit, exceptions included,
 // `cache` keeps its invariant; after an exception from prefill it holds what was processed. Throws: invalid_argument
-// (empty prompt, bad options: before anything happens; a prompt id outside the vocabulary), corrupt_data (logits that
-// are not numbers), and what MLX throws in evaluation, as internal or resource_exhausted.
+// (empty prompt, bad options: before anything happens; a prompt id outside the vocabulary; a prompt that with
+// max_tokens goes beyond the model's positions, unless kv_cache bounds the layers), corrupt_data (logits that are not
+// numbers), and what MLX throws in evaluation, as internal or resource_exhausted.
 GenerateResult generate(const LoadedModel& model, std::span<const TokenId> prompt, RecordedCache& cache,
                         const GenerateOptions& options = {});
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "reprise/kernels/weight.h"
+#include "reprise/nn/weight.h"
 #include "reprise/nn/rope.h"
 
 namespace reprise::internal {

@@ -29,7 +29,11 @@ inline mlx::core::array dense_keys(const KeysValues& stored) {
 
 class FakeModel final : public LanguageModel {
  public:
-  FakeModel() : LanguageModel({.model_type = "fake", .num_hidden_layers = kLayers, .vocab_size = vocab_size}) {}
+  explicit FakeModel(std::optional<int> positions = {})
+      : LanguageModel({.model_type = "fake",
+                       .num_hidden_layers = kLayers,
+                       .vocab_size = vocab_size,
+                       .max_position_embeddings = positions}) {}
 
   // Which id follows `id` at `position`.
   std::function<int(int id, int position)> next = [](int id, int position) { return (id * 7 + position * 3 + 1) % 26; };
@@ -111,14 +115,14 @@ struct Fake {
   FakeModel* model;
 };
 
-inline Fake make_fake(const std::string& chat_template = kPlainTemplate) {
+inline Fake make_fake(const std::string& chat_template = kPlainTemplate, std::optional<int> positions = {}) {
   TokenizerData data;
   data.tokenizer_json = tokenizer_json();
   data.chat_template = chat_template;
   data.eos_token_ids = {end_id};
   data.eos_token = "<end>";
   data.bos_token = "<s>";
-  auto model = std::make_unique<FakeModel>();
+  auto model = std::make_unique<FakeModel>(positions);
   FakeModel* raw = model.get();
   return {{.path = "fake",
            .fingerprint = "fake-1",

@@ -61,6 +61,27 @@ TEST_F(GenerateTest, G1BadArgumentsAreRefusedBeforeAnythingHappens) {
   EXPECT_TRUE(cache.tokens.empty());
 }
 
+TEST_F(GenerateTest, APromptThatLeavesTheModelsPositionsIsRefusedUnlessTheCacheIsBounded) {
+  fake = test::make_fake(test::kPlainTemplate, 10);
+  cache = {fake.loaded.model->make_cache(), {}};
+  EXPECT_NO_THROW(run({1, 2, 3}, {.max_tokens = 2}));  // of which one is fed: 4 rows
+  EXPECT_NO_THROW(run({4}, {.max_tokens = 5}));
+  const auto before = cache.tokens;
+  try {
+    run({5}, {.max_tokens = 5});
+    ADD_FAILURE() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    EXPECT_NE(std::string(error.what()).find("--max-kv-size"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("10 positions"), std::string::npos) << error.what();
+  }
+  EXPECT_THROW(run({5}, {.max_tokens = std::numeric_limits<int>::max()}), Error);
+  EXPECT_THROW(prefill(*fake.loaded.model, Tokens(11, 1), cache), Error);
+  EXPECT_EQ(cache.tokens, before);
+  expect_record_equals_rows();
+  EXPECT_NO_THROW(run({5}, {.max_tokens = 5, .kv_cache = {.max_kv_size = 8}}));
+}
+
 TEST_F(GenerateTest, G2MaxTokensZeroProcessesThePromptAndYieldsNothing) {
   const auto result = run({1, 2, 3}, {.max_tokens = 0});
   EXPECT_TRUE(result.tokens.empty());

@@ -1,0 +1,4 @@
+// How weight matrices are stored, which the kernels under nn share.
+#pragma once
+
+#include "reprise/kernels/weight.h"  // IWYU pragma: export
