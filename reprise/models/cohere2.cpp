@@ -60,7 +60,7 @@ std::unique_ptr<LanguageModel> make_cohere2(const ModelFiles& files, const Model
   require_flag(config, "use_parallel_block", true);
   require_flag(config, "use_gated_activation", true);
 
-  WeightReader weights(files.weights, config.quantization_overrides(), compute_dtype(options, files.weights));
+  WeightReader weights(files, config, options);
   drop_rotary_buffers(weights);
   RopeOptions rope_options = config.rope(config.rotary_dims(sizes.head_dim), {.base_otherwise = 50000.0f});
   rope_options.traditional = true;

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "reprise/nn/weight.h"
 #include "reprise/nn/rope.h"
+#include "reprise/nn/weight.h"
 
 namespace reprise::internal {
 

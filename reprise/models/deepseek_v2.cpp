@@ -84,7 +84,7 @@ std::unique_ptr<LanguageModel> make_deepseek_v2(const ModelFiles& files, const M
   const RouterKind kind = router_kind(config);
   const auto rope = latent_rope(config, sizes);
 
-  WeightReader weights(files.weights, deepseek_quantization(config), compute_dtype(options, files.weights));
+  WeightReader weights(files, deepseek_quantization(config), options);
   to_mlx_layout(weights, config);
   std::vector<std::unique_ptr<DecoderLayer>> decoder_layers;
   for (int i = 0; i < layers; ++i) {

@@ -55,7 +55,7 @@ std::unique_ptr<LanguageModel> make_granite(const ModelFiles& files, const Model
   const float residual_multiplier = multiplier(config, "residual_multiplier");
   require_activation(config, "hidden_act", {"silu", "swish"});
 
-  WeightReader weights(files.weights, config.quantization_overrides(), compute_dtype(options, files.weights));
+  WeightReader weights(files, config, options);
   drop_rotary_buffers(weights);
   const auto rope = make_rope(config.rope(sizes.head_dim), weights);
 

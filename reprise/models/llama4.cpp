@@ -187,7 +187,7 @@ std::unique_ptr<LanguageModel> make(const ModelFiles& files, const ModelOptions&
   auto kinds = layer_kinds(config, with_positions);
   const auto scale = query_scale(config);
 
-  WeightReader weights(files.weights, outer.quantization_overrides(), compute_dtype(options, files.weights));
+  WeightReader weights(files, outer, options);
   drop_rotary_buffers(weights);
   weights.drop([](const std::string& name) {
     return name.find("vision_model") != std::string::npos || name.find("multi_modal_projector") != std::string::npos;

@@ -79,7 +79,7 @@ std::unique_ptr<LanguageModel> make_ministral3(const ModelFiles& files, const Mo
   require_activation(config, "hidden_act", {"silu", "swish"});
   require_flag(config, "attention_bias", false);
 
-  WeightReader weights(files.weights, config.quantization_overrides(), compute_dtype(options, files.weights));
+  WeightReader weights(files, config, options);
   drop_rotary_buffers(weights);
   const auto rope = make_rope(config.rope(sizes.head_dim), weights);
 

@@ -56,7 +56,7 @@ std::unique_ptr<LanguageModel> make_olmo(const ModelFiles& files, const ModelOpt
   require_activation(config, "hidden_act", {"silu", "swish"});
   require_absent(config, "clip_qkv");
 
-  WeightReader weights(files.weights, config.quantization_overrides(), compute_dtype(options, files.weights));
+  WeightReader weights(files, config, options);
   drop_rotary_buffers(weights);
   RopeOptions rope_options = config.rope(sizes.head_dim);
   const auto full_rope = make_rope(rope_options, weights);

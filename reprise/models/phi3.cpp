@@ -67,7 +67,7 @@ std::unique_ptr<LanguageModel> make_phi3(const ModelFiles& files, const ModelOpt
   require_flag(config, "attention_bias", false);
   require_flag(config, "mlp_bias", false);
 
-  WeightReader weights(files.weights, config.quantization_overrides(), compute_dtype(options, files.weights));
+  WeightReader weights(files, config, options);
   drop_rotary_buffers(weights);
   const auto rope = make_rope(rope_options(config, sizes.head_dim), weights);
 

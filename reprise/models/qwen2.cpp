@@ -22,7 +22,7 @@ std::unique_ptr<LanguageModel> make_qwen2(const ModelFiles& files, const ModelOp
   require_activation(config, "hidden_act", {"silu", "swish"});
   auto kinds = upper_window_kinds(config);
 
-  WeightReader weights(files.weights, config.quantization_overrides(), compute_dtype(options, files.weights));
+  WeightReader weights(files, config, options);
   drop_rotary_buffers(weights);
   const auto rope = make_rope(config.rope(sizes.head_dim, {.base_otherwise = 1000000.0f}), weights);
 

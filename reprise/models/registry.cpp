@@ -51,10 +51,6 @@ constexpr std::array kArchitectures = {
     Architecture{"qwen3", internal::make_qwen3},
     Architecture{"qwen3_5", internal::make_qwen3_5},
     Architecture{"qwen3_5_moe", internal::make_qwen3_5},
-    Architecture{"gpt_oss", internal::make_gpt_oss},
-    Architecture{"llama", internal::make_llama},
-    Architecture{"mistral", internal::make_llama},
-    Architecture{"mixtral", internal::make_mixtral},
     Architecture{"qwen3_moe", internal::make_qwen3_moe},
     Architecture{"qwen3_next", internal::make_qwen3_next},
     Architecture{"recurrent_gemma", internal::make_recurrent_gemma},
@@ -63,6 +59,14 @@ constexpr std::array kArchitectures = {
     Architecture{"xverse", internal::make_llama},
 };
 // clang-format on
+
+constexpr bool is_sorted_without_doubles() {
+  for (std::size_t i = 1; i < kArchitectures.size(); ++i) {
+    if (kArchitectures[i - 1].model_type >= kArchitectures[i].model_type) return false;
+  }
+  return true;
+}
+static_assert(is_sorted_without_doubles());
 
 }  // namespace
 

@@ -48,7 +48,7 @@ std::unique_ptr<LanguageModel> make_starcoder2(const ModelFiles& files, const Mo
   require_activation(config, "mlp_type", {"default"});
   const auto activation = config.get_string("hidden_act") == "gelu_pytorch_tanh" ? gelu_tanh : gelu;
 
-  WeightReader weights(files.weights, config.quantization_overrides(), compute_dtype(options, files.weights));
+  WeightReader weights(files, config, options);
   drop_rotary_buffers(weights);
   const auto rope = make_rope(config.rope(sizes.head_dim, {.base_otherwise = 100000.0f}), weights);
 

@@ -47,13 +47,12 @@ void check_spec(const std::string& path, const QuantizationSpec& spec, int in) {
 
 }  // namespace
 
-WeightReader::WeightReader(WeightMap weights, QuantizationOverrides overrides, mx::Dtype dtype)
-    : weights_(std::move(weights)), overrides_(std::move(overrides)), dtype_(dtype) {}
-
-WeightReader::WeightReader(const ModelFiles& files, const Config& config, const ModelOptions& options)
-    : WeightReader(files.weights, config.quantization_overrides(), compute_dtype(options, files.weights)) {
-  adapter_ = options.adapter;
-  stored_ = options.stored;
+WeightReader::WeightReader(const ModelFiles& files, QuantizationOverrides overrides, const ModelOptions& options)
+    : weights_(files.weights),
+      adapter_(options.adapter),
+      stored_(options.stored),
+      overrides_(std::move(overrides)),
+      dtype_(compute_dtype(options, files.weights)) {
   if (adapter_ == nullptr) return;
   for (const auto& [name, weight] : adapter_->weights) unused_adapter_weights_.insert(name);
 }

@@ -26,10 +26,11 @@ namespace reprise::internal {
 class WeightReader {
  public:
   // Vectors come out in the options' compute dtype, and so do dense matrices on a GPU; everything else stays as stored.
-  // `config`: the one that may have a member `quantization`. The options' adapter is added to the layers it names.
-  // Throws: as Config::quantization_overrides, compute_dtype.
-  WeightReader(const ModelFiles& files, const Config& config, const ModelOptions& options);
-  WeightReader(WeightMap weights, QuantizationOverrides overrides, mlx::core::Dtype dtype);
+  // The options' adapter is added to the layers it names. Throws: as compute_dtype.
+  WeightReader(const ModelFiles& files, QuantizationOverrides overrides, const ModelOptions& options);
+  // `config`: the one that may have a member `quantization`. Throws also: as Config::quantization_overrides.
+  WeightReader(const ModelFiles& files, const Config& config, const ModelOptions& options)
+      : WeightReader(files, config.quantization_overrides(), options) {}
 
   bool has(const std::string& name) const { return weights_.count(name) != 0; }
   // Removes the tensors for which `useless` holds: what checkpoints carry and nobody reads.
