@@ -31,7 +31,7 @@ std::unique_ptr<LanguageModel> make_gemma2(const ModelFiles& files, const ModelO
   const auto sizes = AttentionSizes::from(config);
   require_gemma_activation(config);
 
-  WeightReader weights(files.weights, config.quantization_overrides(), compute_dtype(options, files.weights));
+  WeightReader weights(files, config, options);
   drop_rotary_buffers(weights);
   const auto rope = std::make_shared<const Rope>(config.rope(sizes.head_dim));
   std::vector<LayerKind> kinds(static_cast<std::size_t>(config.require_positive_int("num_hidden_layers")),

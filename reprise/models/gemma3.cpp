@@ -121,7 +121,7 @@ bool is_of_vision(const std::string& name) {
 
 std::unique_ptr<LanguageModel> make_gemma3_text(const ModelFiles& files, const ModelOptions& options) {
   const Config config = Config(files.config_json).with_defaults(kTextDefaults);
-  WeightReader weights(files.weights, config.quantization_overrides(), compute_dtype(options, files.weights));
+  WeightReader weights(files, config, options);
   return make(config, "gemma3_text", "", weights, options);
 }
 
@@ -134,7 +134,7 @@ std::unique_ptr<LanguageModel> make_gemma3(const ModelFiles& files, const ModelO
                             .with_defaults(kDefaultsBesideVision)
                             .with_defaults(kTextDefaults)
                             .with_defaults(R"({"model_type": "gemma3_text"})");
-  WeightReader weights(files.weights, outer.quantization_overrides(), compute_dtype(options, files.weights));
+  WeightReader weights(files, outer, options);
   weights.drop(is_of_vision);
   weights.rename(renamed);
   return make(config, "gemma3", "language_model.", weights, options);

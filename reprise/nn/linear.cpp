@@ -36,6 +36,7 @@ mx::array Linear::add_to(const mx::array& residual, const mx::array& x) const {
 }
 
 mx::array Linear::add_normed_to(const mx::array& residual, const mx::array& x, const RmsNorm& norm) const {
+  if (is_adapted()) return mx::add(residual, norm((*this)(x)));
   return kernels::linear_add(x, map_, residual, norm.params());
 }
 

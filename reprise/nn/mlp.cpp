@@ -45,6 +45,7 @@ mx::array GatedMlp::operator()(const mx::array& x) const {
 }
 
 mx::array GatedMlp::add_to(const mx::array& residual, const mx::array& x) const {
+  if (is_adapted(*this)) return mx::add(residual, (*this)(x));
   return kernels::gated_mlp(x, gate_proj.map(), up_proj.map(), down_proj.map(), activation, {}, residual);
 }
 
@@ -55,6 +56,7 @@ mx::array GatedMlp::add_to(const mx::array& residual, const RmsNorm& norm, const
 
 mx::array GatedMlp::add_normed_to(const mx::array& residual, const RmsNorm& norm, const mx::array& x,
                                   const RmsNorm& output_norm) const {
+  if (is_adapted(*this)) return mx::add(residual, output_norm((*this)(norm(x))));
   return kernels::gated_mlp(x, gate_proj.map(), up_proj.map(), down_proj.map(), activation, norm.params(), residual,
                             output_norm.params());
 }
