@@ -217,7 +217,7 @@ std::unique_ptr<LanguageModel> make_nemotron_h(const ModelFiles& files, const Mo
   require_activation(config, "mlp_hidden_act", {"relu2"});
   require_activation(config, "mamba_hidden_act", {"silu", "swish"});
 
-  WeightReader weights(files.weights, config.quantization_overrides(), compute_dtype(options, files.weights));
+  WeightReader weights(files, config, options);
   weights.drop([](const std::string& name) { return name.starts_with("mtp."); });
   const auto take_mixer = [&](char type, const std::string& path) -> decltype(NemotronHLayer::mixer) {
     if (type == 'M') return take_mamba(weights, config, path, eps);
