@@ -16,6 +16,9 @@ struct Config::Document {
 
 namespace {
 
+// More than any model has: lists of so many layers are made before a weight is asked for.
+constexpr int kMostLayers = 10'000;
+
 [[noreturn]] void corrupt(const std::string& what) {
   throw Error(ErrorCode::corrupt_data, "[Config] config.json: " + what);
 }
@@ -141,6 +144,9 @@ int Config::require_positive_int(const std::string& key) const {
   const auto value = get_int(key);
   if (!value) corrupt("'" + key + "' is missing");
   if (*value <= 0) corrupt("'" + key + "' must be positive, but got " + std::to_string(*value));
+  if (key == "num_hidden_layers" && *value > kMostLayers) {
+    corrupt("'" + key + "' must be at most " + std::to_string(kMostLayers) + ", but got " + std::to_string(*value));
+  }
   return *value;
 }
 
