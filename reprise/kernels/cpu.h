@@ -23,6 +23,7 @@ struct WeightView {
   const void* data = nullptr;      // dense elements, or uint32 [rows, cols * bits / 32]
   const void* scales = nullptr;    // [rows, cols / group_size]
   const void* biases = nullptr;    // null with e8m0 scales
+  bool centred = false;            // each bias is -2^(bits - 1) times its scale
 };
 
 // MXFP4's values, of which all sixteen are halves: products take them doubled and raised to begin at zero, as if they

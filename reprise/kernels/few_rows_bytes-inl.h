@@ -7,6 +7,7 @@
 #define REPRISE_KERNELS_FEW_ROWS_BYTES_INL_H_
 #endif
 
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <cstddef>
@@ -67,7 +68,9 @@ inline void unpack_bytes(int bits, const ByteTables& tables, const std::uint8_t*
   const auto even_mask = hn::Set(d16, static_cast<std::uint16_t>((1U << bits) - 1));
   const auto odd_mask = hn::Set(d16, static_cast<std::uint16_t>(((1U << bits) - 1) << 8));
   const std::size_t step = lanes * static_cast<std::size_t>(bits) / 8;
+  constexpr std::size_t kAhead = 2048;  // bytes: a processor's own looking ahead ends where a page does
   for (std::size_t k = 0, byte = 0; k < count; k += lanes, byte += step) {
+    hwy::Prefetch(from + byte + kAhead);
     hn::Vec<Bytes> packed = hn::Zero(d);
     if (byte + lanes <= size) {
       packed = hn::LoadU(d, from + byte);

@@ -80,7 +80,8 @@ inline void multiply_by_scales(float* HWY_RESTRICT values, std::size_t count, st
 inline void prefetch_next(const WeightView& weight, std::size_t first, std::size_t count) {
   const std::size_t size = size_of(weight.element);
   prefetch(static_cast<const std::uint8_t*>(weight.scales) + first * size, count * size);
-  if (weight.biases != nullptr) prefetch(static_cast<const std::uint8_t*>(weight.biases) + first * size, count * size);
+  if (weight.biases != nullptr && !weight.centred)
+    prefetch(static_cast<const std::uint8_t*>(weight.biases) + first * size, count * size);
 }
 
 template <int kWidth, Values kValues>

@@ -150,9 +150,9 @@ inline void scales_of(const WeightView& weight, std::size_t first, std::size_t c
 }
 
 inline void biases_of(const WeightView& weight, std::size_t first, std::size_t count, float* HWY_RESTRICT out) {
-  if (!is_e2m1(weight)) return to_floats(weight.element, weight.biases, first, count, out);
+  if (!is_e2m1(weight) && !weight.centred) return to_floats(weight.element, weight.biases, first, count, out);
   to_floats(weight.element, weight.scales, first, count, out);
-  times(-0.5F * kE2m1Zero, count, out);
+  times(is_e2m1(weight) ? -0.5F * kE2m1Zero : -static_cast<float>(1 << (weight.bits - 1)), count, out);
 }
 
 // The sums over the lanes of four vectors → out[0, count).

@@ -46,7 +46,17 @@ int columns_per_task(const WeightView& weight, int num_rows, int threads) {
   constexpr int kTasksPerThread = 4;
   const int even =
       threads <= 1 ? weight.rows : (weight.rows + threads * kTasksPerThread - 1) / (threads * kTasksPerThread);
-  return std::max(kColumnBlock, round_up(std::max(least, even), kColumnBlock));
+  const int most = std::max(kColumnBlock, round_up(std::max(least, even), kColumnBlock));
+  // Of smaller tasks, the largest with which the threads end sooner: 640 columns are better cut in ten than in seven.
+  const auto columns_of_one_thread = [&](int columns) {
+    const int tasks = (weight.rows + columns - 1) / columns;
+    return (tasks + threads - 1) / threads * columns;
+  };
+  int best = most;
+  for (int columns = most - kColumnBlock; 2 * columns >= most; columns -= kColumnBlock) {
+    if (columns_of_one_thread(columns) < columns_of_one_thread(best)) best = columns;
+  }
+  return best;
 }
 
 }  // namespace reprise::kernels::cpu

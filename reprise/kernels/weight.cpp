@@ -1,6 +1,7 @@
 #include "reprise/kernels/weight.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -104,7 +105,7 @@ void check_weight(const char* function, const Weight& weight, std::size_t axes) 
                          " must be packed uint32 with uint8 scales, but got " + text(packed.shape()) + " and " +
                          text(scales.shape()));
   }
-  const auto& [packed, scales, biases, group_size, bits] = std::get<QuantizedWeight>(weight);
+  const auto& [packed, scales, biases, group_size, bits, centred] = std::get<QuantizedWeight>(weight);
   const bool is_known =
       (group_size == 32 || group_size == 64 || group_size == 128) && ((bits >= 2 && bits <= 6) || bits == 8);
   if (!is_known) {
@@ -163,7 +164,7 @@ std::optional<cpu::WeightView> view_of(const Weight& weight) {
     view.scales = m->scales.data<std::byte>();
     return view;
   }
-  const auto& [packed, scales, biases, group_size, bits] = std::get<QuantizedWeight>(weight);
+  const auto& [packed, scales, biases, group_size, bits, centred] = std::get<QuantizedWeight>(weight);
   const auto element = element_of(scales.dtype());
   if (!element || !is_readable(packed) || !is_readable(scales) || !is_readable(biases)) return {};
   view.rows = rows_of(packed);
@@ -174,9 +175,58 @@ std::optional<cpu::WeightView> view_of(const Weight& weight) {
   view.data = packed.data<std::byte>();
   view.scales = scales.data<std::byte>();
   view.biases = biases.data<std::byte>();
+  view.centred = centred;
   return view;
 }
 
 }  // namespace kernels::internal
+
+namespace {
+
+// Of floats with these many bits of fraction: bias = -2^power · scale, bit for bit. Zeros may have any sign; numbers
+// that have lost bits are not looked at.
+template <typename Bits, int kFraction>
+bool all_centred(const Bits* scales, const Bits* biases, std::size_t count, int power) {
+  constexpr Bits kSign = static_cast<Bits>(Bits{1} << (8 * sizeof(Bits) - 1));
+  constexpr Bits kFractionMask = static_cast<Bits>((Bits{1} << kFraction) - 1);
+  constexpr Bits kExponents = static_cast<Bits>(~(kSign | kFractionMask));
+  const auto up = static_cast<Bits>(static_cast<Bits>(power) << kFraction);
+  const auto most = static_cast<Bits>(kExponents - up);  // larger ones would overflow
+  const auto none_differs = [&](std::size_t begin, std::size_t end) {
+    bool differs = false;
+    for (std::size_t i = begin; i < end; ++i) {
+      const auto exponent = static_cast<Bits>(scales[i] & kExponents);
+      const bool is_scaled =
+          exponent != 0 && exponent < most && biases[i] == static_cast<Bits>((scales[i] ^ kSign) + up);
+      const bool are_zero = static_cast<Bits>((scales[i] | biases[i]) & ~kSign) == 0;
+      differs |= !(is_scaled | are_zero);
+    }
+    return !differs;
+  };
+  // Most weights are told by their first groups.
+  const std::size_t first = std::min<std::size_t>(count, 64);
+  return none_differs(0, first) && none_differs(first, count);
+}
+
+}  // namespace
+
+bool is_centred(const QuantizedWeight& weight) {
+  const auto& [packed, scales, biases, group_size, bits, centred] = weight;
+  if (mx::default_device() != mx::Device::cpu || scales.dtype() != biases.dtype() || scales.shape() != biases.shape() ||
+      scales.size() == 0) {
+    return false;
+  }
+  mx::eval(scales, biases);
+  if (!scales.flags().row_contiguous || !biases.flags().row_contiguous) return false;
+  const int power = bits - 1;
+  if (scales.dtype() == mx::float32) {
+    return all_centred<std::uint32_t, 23>(scales.data<std::uint32_t>(), biases.data<std::uint32_t>(), scales.size(),
+                                          power);
+  }
+  const auto* s = scales.data<std::uint16_t>();
+  const auto* b = biases.data<std::uint16_t>();
+  if (scales.dtype() == mx::float16) return all_centred<std::uint16_t, 10>(s, b, scales.size(), power);
+  return scales.dtype() == mx::bfloat16 && all_centred<std::uint16_t, 7>(s, b, scales.size(), power);
+}
 
 }  // namespace reprise

@@ -17,7 +17,11 @@ struct QuantizedWeight {
   mlx::core::array biases;  // [out, in / group_size]
   int group_size = 64;      // 32, 64 or 128
   int bits = 4;             // 2, 3, 4, 5, 6 or 8
+  bool centred = false;     // is_centred: kernels that are bound by memory then leave the biases unread
 };
+// Whether every bias is -2^(bits - 1) times its scale, to the bit: what symmetric types become, as GGUF's. Looks at
+// memory of the CPU, evaluating it; elsewhere, and with empty or strided arrays, the answer is no.
+bool is_centred(const QuantizedWeight& weight);
 
 // Narrow floats with a narrow scale per group, as MLX packs them (OCP Microscaling Formats 1.0; NVIDIA's NVFP4).
 enum class MicroscalingFormat {
@@ -43,7 +47,7 @@ using Weight = std::variant<DenseWeight, QuantizedWeight, MicroscaledWeight>;
 template <typename Change>
 Weight with_each_array(const Weight& weight, const Change& change) {
   if (const auto* q = std::get_if<QuantizedWeight>(&weight)) {
-    return QuantizedWeight{change(q->packed), change(q->scales), change(q->biases), q->group_size, q->bits};
+    return QuantizedWeight{change(q->packed), change(q->scales), change(q->biases), q->group_size, q->bits, q->centred};
   }
   if (const auto* m = std::get_if<MicroscaledWeight>(&weight)) {
     return MicroscaledWeight{change(m->packed), change(m->scales), m->format};

@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
+#include <limits>
 
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
@@ -146,6 +148,60 @@ TEST(Linear, MapsOfDifferentFormsShareOneNormedInput) {
       EXPECT_LT(error(got[i], exact(exact(x, norm), *maps[i])), kTolerance) << i;
     }
   }
+}
+
+// w = scale · (q - 2^(bits - 1)).
+QuantizedWeight centred_weight(int out, int in, int bits, mx::Dtype dtype) {
+  const auto scales = mx::astype(mx::add(mx::abs(normal({out, in / 32}, 5)), mx::array(0.01f)), dtype);
+  const auto biases = mx::multiply(scales, mx::array(-static_cast<float>(1 << (bits - 1)), dtype));
+  QuantizedWeight weight{mx::random::bits({out, in * bits / 32}, 4, mx::random::key(6)), scales, biases, 32, bits};
+  mx::eval(weight.packed, weight.scales, weight.biases);
+  return weight;
+}
+
+TEST(Linear, FewRowsOfACentredWeightLeaveItsBiasesUnreadAndChangeNoBit) {
+  for (const int bits : {2, 3, 4, 5, 6, 8}) {
+    for (const mx::Dtype dtype : {mx::float32, mx::float16, mx::bfloat16}) {
+      SCOPED_TRACE(std::to_string(bits));
+      QuantizedWeight weight = centred_weight(77, 96, bits, dtype);
+      ASSERT_TRUE(is_centred(weight));
+      QuantizedWeight unread = weight;
+      unread.centred = true;
+      unread.biases = mx::full(weight.biases.shape(), std::nanf(""), dtype);
+      for (const int rows : {1, 2, 8}) {
+        const auto x = normal({rows, 96}, 2);
+        const auto want = linear(x, {std::make_shared<const AffineMap>(AffineMap{weight})})[0];
+        const auto got = linear(x, {std::make_shared<const AffineMap>(AffineMap{unread})})[0];
+        EXPECT_TRUE(mx::array_equal(got, want).item<bool>()) << rows;
+      }
+    }
+  }
+}
+
+TEST(Linear, OnlyWeightsWithEveryBiasAtTheCentreAreCentred) {
+  for (const mx::Dtype dtype : {mx::float32, mx::float16, mx::bfloat16}) {
+    const QuantizedWeight weight = centred_weight(20, 128, 8, dtype);
+    const auto changed = [&](int row, int group, float scale, float bias) {
+      QuantizedWeight other = weight;
+      const mx::Shape at{row, group}, end{row + 1, group + 1};
+      other.scales = mx::slice_update(weight.scales, mx::full({1, 1}, scale, dtype), at, end);
+      other.biases = mx::slice_update(weight.biases, mx::full({1, 1}, bias, dtype), at, end);
+      return is_centred(other);
+    };
+    for (const int row : {0, 19}) {
+      EXPECT_TRUE(changed(row, 3, -0.5f, 64.0f));
+      EXPECT_TRUE(changed(row, 3, 0.0f, -0.0f));
+      EXPECT_FALSE(changed(row, 3, 0.5f, 64.0f));
+      EXPECT_FALSE(changed(row, 3, 0.5f, -32.0f));
+      EXPECT_FALSE(changed(row, 3, 0.0f, 1.0f));
+      EXPECT_FALSE(changed(row, 3, 1e38f, -std::numeric_limits<float>::infinity()));
+      EXPECT_FALSE(changed(row, 3, std::nanf(""), std::nanf("")));
+    }
+    QuantizedWeight narrow = weight;
+    narrow.biases = mx::astype(weight.biases, dtype == mx::float16 ? mx::float32 : mx::float16);
+    EXPECT_FALSE(is_centred(narrow));
+  }
+  EXPECT_FALSE(is_centred(std::get<QuantizedWeight>(make_weight({4, 32, mx::float16}, 8, 64, 1))));
 }
 
 TEST(Linear, AResidualIsAddedAndKept) {

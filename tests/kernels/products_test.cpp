@@ -75,5 +75,15 @@ TEST(Products, TasksAreWholeBlocksOfColumns) {
   }
 }
 
+TEST(Products, TasksAreSpreadEvenly) {
+  WeightView weight;
+  weight.rows = 640;
+  weight.cols = 2048;
+  EXPECT_EQ(columns_per_task(weight, 1, 2), 64);
+  EXPECT_EQ(columns_per_task(weight, 256, 2), 64);
+  weight.rows = 576;
+  EXPECT_EQ(columns_per_task(weight, 1, 2), 96);
+}
+
 }  // namespace
 }  // namespace reprise::kernels::cpu
