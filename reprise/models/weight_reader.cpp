@@ -160,8 +160,10 @@ Weight WeightReader::take_stored_weight(const std::string& path, mx::Shape front
   mx::array biases = take_as_stored(path + ".biases", groups);
   if (!is_float(scales.dtype()) || !is_float(biases.dtype()))
     corrupt("scales of '" + path + "' must be of a float type");
-  return QuantizedWeight{keep(std::move(packed)), keep(std::move(scales)), keep(std::move(biases)), spec.group_size,
+  QuantizedWeight weight{keep(std::move(packed)), keep(std::move(scales)), keep(std::move(biases)), spec.group_size,
                          spec.bits};
+  weight.centred = is_centred(weight);
+  return weight;
 }
 
 Weight WeightReader::take_weight(const std::string& path, int out, int in) {
