@@ -121,9 +121,13 @@ void for_columns(const Grouped& grouped, const ExpertMap& map, int products, Thr
     int first_task;
   };
   const int out = map.out();
-  // Groups are tasks themselves: only what few groups leave to do is cut finer.
+  // Groups are tasks themselves, where there are several for each thread; else each is cut finer, so that the threads'
+  // shares are even.
   const int groups = static_cast<int>(grouped.groups.size());
-  const int share = (pool.threads() + groups - 1) / groups;
+  constexpr int kGroupsPerThread = 4;
+  const int share = pool.threads() == 1 || groups >= kGroupsPerThread * pool.threads()
+                        ? 1
+                        : std::max(2, (pool.threads() + groups - 1) / groups);
   std::vector<Cut> cuts;
   cuts.reserve(grouped.groups.size());
   int tasks = 0;
