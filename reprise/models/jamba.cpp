@@ -64,7 +64,12 @@ struct EveryPeriod {
 };
 
 std::vector<LayerKind> layer_kinds(const Config& config) {
+  constexpr int kMostLayers = 1 << 16;  // kinds are listed before any layer is looked for
   const int num_layers = config.require_positive_int("num_hidden_layers");
+  if (num_layers > kMostLayers) {
+    throw Error(ErrorCode::corrupt_data, "[make_model] num_hidden_layers must be at most " +
+                                             std::to_string(kMostLayers) + ", but got " + std::to_string(num_layers));
+  }
   const auto types = config.get_strings("layers_block_type");
   std::vector<LayerKind> kinds;
   if (types.empty()) {
