@@ -67,11 +67,12 @@ HWY_INLINE hn::Vec<Int32s> dot_block(hn::Vec<Bytes> packed, const std::uint8_t* 
 #endif
 }
 
-// Each lane's own scale, of those that begin with the block's first.
-template <int kWidth, typename Indices>
+// Each lane's own scale, of those that begin with the block's first. kLeastGroup: a group is no smaller.
+template <int kWidth, int kLeastGroup, typename Indices>
 HWY_INLINE hn::Vec<Floats> lane_scales(const float* scales, Indices indices) {
   const Floats df;
-  constexpr std::size_t kMostGroups = HWY_LANES(std::uint8_t) * 8 / kWidth / 32;
+  constexpr std::size_t kMostGroups = HWY_LANES(std::uint8_t) * 8 / kWidth / kLeastGroup;
+  static_assert(kMostGroups <= 4, "as many as 128 bits hold");
   if constexpr (kMostGroups <= 1) {
     return hn::Set(df, *scales);
   } else {
@@ -90,7 +91,7 @@ struct Columns {
   std::size_t count;
 };
 
-template <int kWidth, Values kValues>
+template <int kWidth, Values kValues, int kLeastGroup>
 HWY_NOINLINE void columns_times_row(const Layout& layout, const Columns& columns,
                                     const std::uint8_t* HWY_RESTRICT prepared, float* HWY_RESTRICT out) {
   const Floats df;
@@ -126,7 +127,8 @@ HWY_NOINLINE void columns_times_row(const Layout& layout, const Columns& columns
       for (std::size_t c = 0; c < kQuad; ++c) {
         hwy::Prefetch(packed[c] + v * kVector + ahead);
         const auto dot = dot_block<kWidth, kValues>(hn::LoadU(d8, packed[c] + v * kVector), x);
-        acc[c] = hn::MulAdd(hn::ConvertTo(df, dot), lane_scales<kWidth>(scales[c] + group, indices), acc[c]);
+        acc[c] =
+            hn::MulAdd(hn::ConvertTo(df, dot), lane_scales<kWidth, kLeastGroup>(scales[c] + group, indices), acc[c]);
       }
     }
     if (rest != 0) {
@@ -134,7 +136,8 @@ HWY_NOINLINE void columns_times_row(const Layout& layout, const Columns& columns
 #pragma GCC unroll 4
       for (std::size_t c = 0; c < kQuad; ++c) {
         const auto dot = dot_block<kWidth, kValues>(load_first(packed[c] + whole * kVector, rest), x);
-        acc[c] = hn::MulAdd(hn::ConvertTo(df, dot), lane_scales<kWidth>(scales[c] + group, indices), acc[c]);
+        acc[c] =
+            hn::MulAdd(hn::ConvertTo(df, dot), lane_scales<kWidth, kLeastGroup>(scales[c] + group, indices), acc[c]);
       }
     }
     for (std::size_t g = 0; g < groups; g += kLanes) {

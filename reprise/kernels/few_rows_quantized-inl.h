@@ -108,8 +108,14 @@ void multiply_one(const WeightView& weight, const Layout& layout, const std::uin
     // numbers.
     std::fill_n(scales + count * groups, kMaxLanes, 0.0F);
     const Rows rows = rows_of(n, count, buffer);
-    columns_times_row<kWidth, kValues>(layout, {rows.data, rows.stride, rows.bytes, scales, biases, count}, prepared,
-                                       out + (n - begin));
+    const Columns columns{rows.data, rows.stride, rows.bytes, scales, biases, count};
+    if constexpr (kWidth == 8) {
+      if (layout.group_size == 16) {
+        columns_times_row<8, kValues, 16>(layout, columns, prepared, out + (n - begin));
+        continue;
+      }
+    }
+    columns_times_row<kWidth, kValues, 32>(layout, columns, prepared, out + (n - begin));
   }
 }
 

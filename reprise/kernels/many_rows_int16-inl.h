@@ -2,6 +2,7 @@
 // instruction set. Private to many_rows.cpp.
 //
 // Numbers of a block of 32 along k are taken in pairs (i, i + 16), which cost least to unpack; inputs are prepared so.
+// With groups of 16, pairs are (i, i + 8) within a group.
 #if defined(REPRISE_KERNELS_MANY_ROWS_INT16_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef REPRISE_KERNELS_MANY_ROWS_INT16_INL_H_
 #undef REPRISE_KERNELS_MANY_ROWS_INT16_INL_H_
@@ -30,14 +31,17 @@ using Floats = hn::Vec<hn::ScalableTag<float>>;
 using Ints = hn::Vec<hn::ScalableTag<std::int32_t>>;
 using WordVec = hn::Vec<hn::ScalableTag<std::uint32_t>>;
 
-inline constexpr std::size_t kBlock = 32;  // along k: all widths fill whole words, and all groups whole blocks
+inline constexpr std::size_t kBlock =
+    32;  // along k: all widths fill whole words, and groups of 32 and more whole blocks
 inline constexpr std::size_t kPairs = kBlock / 2;
 
 // ---- Inputs
 
-inline void prepare_int16(const Int16Rows& rows, std::size_t group, const float* x, std::size_t ldx, std::size_t begin,
-                          std::size_t end) {
-  constexpr hn::CappedTag<float, kPairs> floats;
+// Pairs are kApart numbers apart.
+template <std::size_t kApart>
+void prepare_pairs(const Int16Rows& rows, std::size_t group, const float* x, std::size_t ldx, std::size_t begin,
+                   std::size_t end) {
+  constexpr hn::CappedTag<float, kApart> floats;
   constexpr hn::RebindToSigned<decltype(floats)> ints;
   const std::size_t lanes = hn::Lanes(floats);
   for (std::size_t m = begin; m < end; ++m) {
@@ -64,10 +68,10 @@ inline void prepare_int16(const Int16Rows& rows, std::size_t group, const float*
       const auto rounder = hn::BitCast(floats, hn::Set(ints, static_cast<std::int32_t>(kRounderBits)));
       const auto factor = hn::Set(floats, inverse);
       auto sum = hn::Zero(ints);
-      for (std::size_t k = 0; k < group; k += kBlock) {
-        for (std::size_t i = 0; i < kPairs; i += lanes) {
+      for (std::size_t k = 0; k < group; k += 2 * kApart) {
+        for (std::size_t i = 0; i < kApart; i += lanes) {
           const auto low = hn::BitCast(ints, hn::MulAdd(hn::LoadU(floats, row + k + i), factor, rounder));
-          const auto high = hn::BitCast(ints, hn::MulAdd(hn::LoadU(floats, row + k + kPairs + i), factor, rounder));
+          const auto high = hn::BitCast(ints, hn::MulAdd(hn::LoadU(floats, row + k + kApart + i), factor, rounder));
           sum = hn::Add(sum, hn::Add(low, high));
           hn::StoreU(hn::Or(hn::And(low, hn::Set(ints, 0xffff)), hn::ShiftLeft<16>(high)), ints, pairs + k / 2 + i);
         }
@@ -82,13 +86,22 @@ inline void prepare_int16(const Int16Rows& rows, std::size_t group, const float*
   }
 }
 
+inline void prepare_int16(const Int16Rows& rows, std::size_t group, const float* x, std::size_t ldx, std::size_t begin,
+                          std::size_t end) {
+  if (group == 16) {
+    prepare_pairs<8>(rows, group, x, ldx, begin, end);
+  } else {
+    prepare_pairs<kPairs>(rows, group, x, ldx, begin, end);
+  }
+}
+
 // ---- Weights
 
 // What a weight's bits stand for.
 enum class Values { numbers, e2m1 };
 
-// The 16 pairs of one block of 32 from its `kBits` words.
-template <int kBits, Values kValues>
+// The 16 pairs of one block of 32 from its `kBits` words. Pairs are kApart numbers apart.
+template <int kBits, Values kValues, std::size_t kApart>
 HWY_INLINE void unpack_block(const float* words, std::int32_t* pairs) {
   const auto word = [&](std::size_t i) { return hn::BitCast(kWords, hn::Load(kFloats, words + i * kStrip)); };
   const auto store = [&](std::size_t i, WordVec v) HWY_ATTR {
@@ -99,7 +112,7 @@ HWY_INLINE void unpack_block(const float* words, std::int32_t* pairs) {
     }
     hn::Store(hn::BitCast(kInts, v), kInts, pairs + i * kStrip);
   };
-  if constexpr (kBits == 2 || kBits == 4 || kBits == 8) {
+  if constexpr (kApart == kPairs && (kBits == 2 || kBits == 4 || kBits == 8)) {
     constexpr std::size_t kPerHalf = 16 / kBits;
     const auto mask = hn::Set(kWords, ((1U << kBits) - 1) * 0x10001U);
     const auto low_half = hn::Set(kWords, 0xffffU);
@@ -127,32 +140,35 @@ HWY_INLINE void unpack_block(const float* words, std::int32_t* pairs) {
       return hn::And(v, mask);
     };
     HWY_UNROLL(16)
-    for (std::size_t i = 0; i < kPairs; ++i) store(i, hn::Or(value(i), hn::ShiftLeft<16>(value(i + kPairs))));
+    for (std::size_t i = 0; i < kPairs; ++i) {
+      const std::size_t first = i / kApart * 2 * kApart + i % kApart;
+      store(i, hn::Or(value(first), hn::ShiftLeft<16>(value(first + kApart))));
+    }
   }
 }
 
-template <int kBits, Values kValues = Values::numbers>
+template <int kBits, std::size_t kApart, Values kValues = Values::numbers>
 HWY_NOINLINE void unpack_blocks(const float* words, std::size_t blocks, std::int32_t* pairs) {
   for (std::size_t i = 0; i < blocks; ++i, words += kBits * kStrip, pairs += kPairs * kStrip) {
-    for (std::size_t v = 0; v < kStrip; v += kLanes) unpack_block<kBits, kValues>(words + v, pairs + v);
+    for (std::size_t v = 0; v < kStrip; v += kLanes) unpack_block<kBits, kValues, kApart>(words + v, pairs + v);
   }
 }
 
-inline void unpack_blocks(const WeightView& weight, const float* words, std::size_t blocks, std::int32_t* pairs) {
-  if (is_e2m1(weight)) return unpack_blocks<4, Values::e2m1>(words, blocks, pairs);
+template <std::size_t kApart>
+void unpack_blocks_apart(const WeightView& weight, const float* words, std::size_t blocks, std::int32_t* pairs) {
   switch (weight.bits) {
     case 2:
-      return unpack_blocks<2>(words, blocks, pairs);
+      return unpack_blocks<2, kApart>(words, blocks, pairs);
     case 3:
-      return unpack_blocks<3>(words, blocks, pairs);
+      return unpack_blocks<3, kApart>(words, blocks, pairs);
     case 4:
-      return unpack_blocks<4>(words, blocks, pairs);
+      return unpack_blocks<4, kApart>(words, blocks, pairs);
     case 5:
-      return unpack_blocks<5>(words, blocks, pairs);
+      return unpack_blocks<5, kApart>(words, blocks, pairs);
     case 6:
-      return unpack_blocks<6>(words, blocks, pairs);
+      return unpack_blocks<6, kApart>(words, blocks, pairs);
     default:
-      return unpack_blocks<8>(words, blocks, pairs);
+      return unpack_blocks<8, kApart>(words, blocks, pairs);
   }
 }
 
@@ -173,6 +189,12 @@ inline void turn_scales(const WeightView& weight, std::size_t first, std::size_t
       biases[g * kStrip + n] = -kE2m1Zero * scale;
     }
   }
+}
+
+inline void unpack_blocks(const WeightView& weight, const float* words, std::size_t blocks, std::int32_t* pairs) {
+  if (is_e2m1(weight)) return unpack_blocks<4, kPairs, Values::e2m1>(words, blocks, pairs);
+  if (weight.group_size == 16) return unpack_blocks_apart<8>(weight, words, blocks, pairs);
+  unpack_blocks_apart<kPairs>(weight, words, blocks, pairs);
 }
 
 // ---- Products
@@ -279,7 +301,10 @@ inline void multiply_int16(const WeightView& weight, const Int16Rows& rows, std:
   const auto bits = static_cast<std::size_t>(weight.bits);
   const auto group = static_cast<std::size_t>(weight.group_size);
   const std::size_t rows_at_once = row_block(num_rows, cols * sizeof(std::int16_t));
-  const std::size_t groups_at_once = even_part(rows.groups, std::max<std::size_t>(1, kPanelDepth / group));
+  // Of groups of 16 an even number, which fills whole blocks.
+  const std::size_t together = group < kBlock ? kBlock / group : 1;
+  const std::size_t groups_at_once =
+      together * even_part(rows.groups / together, std::max<std::size_t>(1, kPanelDepth / group / together));
   const std::size_t blocks_at_once = groups_at_once * group / kBlock;
 
   Scratch scratch(kStrip * (blocks_at_once * (bits + kPairs) + 2 * rows.groups + rows.groups / 2 + rows_at_once));

@@ -25,6 +25,17 @@ mx::array activated(const mx::array& gate, GateActivation activation) {
   return mx::multiply(mx::multiply(number(0.5f), gate), mx::add(number(1.0f), inner));
 }
 
+// MLX unpacks groups of 32 and more: the numbers themselves, to which the groups' scales and biases come afterwards.
+mx::array unpacked_in_groups_of_16(const QuantizedWeight& w, mx::Dtype dtype) {
+  const int rows = w.packed.shape(0);
+  const int groups = w.scales.shape(-1);
+  const mx::Shape halves{rows, groups / 2};
+  const auto numbers = mx::dequantize(w.packed, mx::ones(halves, dtype), mx::zeros(halves, dtype), 32, w.bits);
+  const auto widened = [&](const mx::array& x) { return mx::expand_dims(mx::astype(x, dtype), -1); };
+  const auto grouped = mx::reshape(numbers, {rows, groups, 16});
+  return mx::reshape(mx::add(mx::multiply(grouped, widened(w.scales)), widened(w.biases)), {rows, groups * 16});
+}
+
 }  // namespace
 
 mx::array unpacked(const Weight& weight, mx::Dtype dtype) {
@@ -35,6 +46,7 @@ mx::array unpacked(const Weight& weight, mx::Dtype dtype) {
   }
   // Scales are widened before the product: rounding happens once, to dtype.
   const auto& w = std::get<QuantizedWeight>(weight);
+  if (w.group_size == 16) return unpacked_in_groups_of_16(w, dtype);
   return mx::dequantize(w.packed, mx::astype(w.scales, dtype), mx::astype(w.biases, dtype), w.group_size, w.bits);
 }
 
@@ -52,6 +64,7 @@ mx::array multiply_transposed(const mx::array& x, const Weight& weight) {
                                 bits_of(m->format), name_of(m->format));
   }
   const auto& w = std::get<QuantizedWeight>(weight);
+  if (w.group_size == 16) return mx::matmul(x, mx::transpose(unpacked(weight, x.dtype())));
   return mx::quantized_matmul(x, w.packed, mx::astype(w.scales, x.dtype()), mx::astype(w.biases, x.dtype()),
                               /*transpose=*/true, w.group_size, w.bits);
 }

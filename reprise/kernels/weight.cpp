@@ -32,6 +32,12 @@ const char* name_of(MicroscalingFormat format) {
   return "";
 }
 
+bool is_affine_format(int bits, int group_size, int in) {
+  if (!((bits >= 2 && bits <= 6) || bits == 8)) return false;
+  if (group_size == 16) return bits != 4 && in % 32 == 0;
+  return (group_size == 32 || group_size == 64 || group_size == 128) && in % group_size == 0;
+}
+
 int AffineMap::in() const {
   if (const auto* dense = std::get_if<DenseWeight>(&weight)) return dense->shape(-1);
   if (const auto* m = std::get_if<MicroscaledWeight>(&weight)) return m->scales.shape(-1) * group_size_of(m->format);
@@ -106,11 +112,12 @@ void check_weight(const char* function, const Weight& weight, std::size_t axes) 
                          text(scales.shape()));
   }
   const auto& [packed, scales, biases, group_size, bits, centred] = std::get<QuantizedWeight>(weight);
-  const bool is_known =
-      (group_size == 32 || group_size == 64 || group_size == 128) && ((bits >= 2 && bits <= 6) || bits == 8);
-  if (!is_known) {
-    refuse(function, "a weight must have 2 to 6 or 8 bits in groups of 32, 64 or 128, but got " + std::to_string(bits) +
-                         " in groups of " + std::to_string(group_size));
+  const int in = scales.ndim() == 0 ? 0 : scales.shape(-1) * group_size;
+  if (!is_affine_format(bits, group_size, in) || (group_size == 16 && axes != 2)) {
+    refuse(function,
+           "a weight must have 2 to 6 or 8 bits in groups of 32, 64 or 128 (one matrix also of 16, but for 4 "
+           "bits), but got " +
+               std::to_string(bits) + " in groups of " + std::to_string(group_size));
   }
   const bool fits = packed.ndim() == axes && packed.dtype() == mx::uint32 && scales.shape() == biases.shape() &&
                     scales.dtype() == biases.dtype() && mx::issubdtype(scales.dtype(), mx::floating) &&

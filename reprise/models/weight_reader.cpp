@@ -37,9 +37,7 @@ void check_spec(const std::string& path, const QuantizationSpec& spec, int in) {
     if (in % spec.group_size == 0) return;
     corrupt("'" + path + "' with " + std::to_string(in) + " inputs cannot be quantised as " + name_of(spec));
   }
-  const bool bits_known = (spec.bits >= 2 && spec.bits <= 6) || spec.bits == 8;
-  const bool group_known = spec.group_size == 32 || spec.group_size == 64 || spec.group_size == 128;
-  if (!bits_known || !group_known || in % spec.group_size != 0) {
+  if (!is_affine_format(spec.bits, spec.group_size, in)) {
     corrupt("'" + path + "' with " + std::to_string(in) + " inputs cannot be quantised with bits " +
             std::to_string(spec.bits) + " in groups of " + std::to_string(spec.group_size));
   }

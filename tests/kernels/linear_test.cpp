@@ -38,9 +38,20 @@ std::string name_of(const WeightKind& kind) {
              : std::to_string(kind.bits) + " bits, groups of " + std::to_string(kind.group_size) + ", " + dtype;
 }
 
+// MLX has no groups of 16: both halves of a group of 32 get scales and biases of their own.
+QuantizedWeight groups_of_16(const mx::array& w, int bits) {
+  const auto parts = mx::quantize(w, 32, bits);
+  const auto halves = [&](const mx::array& of_32, float factor) {
+    const auto two = mx::stack({of_32, mx::multiply(of_32, mx::array(factor, of_32.dtype()))}, -1);
+    return mx::reshape(two, {of_32.shape(0), 2 * of_32.shape(1)});
+  };
+  return {parts[0], halves(parts[1], 0.75f), halves(parts[2], -0.5f), 16, bits};
+}
+
 Weight make_weight(const WeightKind& kind, int out, int in, std::uint64_t seed) {
   const auto w = mx::astype(mx::multiply(normal({out, in}, seed), mx::array(0.1f)), kind.dtype);
   if (kind.bits == 0) return w;
+  if (kind.group_size == 16) return groups_of_16(w, kind.bits);
   auto parts = mx::quantize(w, kind.group_size, kind.bits);
   return QuantizedWeight{parts[0], parts[1], parts[2], kind.group_size, kind.bits};
 }
@@ -56,6 +67,13 @@ mx::array exact(const mx::array& x) { return mx::astype(x, mx::float64); }
 mx::array exact(const Weight& weight) {
   if (const auto* dense = std::get_if<DenseWeight>(&weight)) return exact(*dense);
   const auto& w = std::get<QuantizedWeight>(weight);
+  if (w.group_size == 16) {
+    const mx::Shape groups{w.scales.shape(0), w.scales.shape(1) / 2};
+    const auto numbers = mx::dequantize(w.packed, mx::ones(groups), mx::zeros(groups), 32, w.bits);
+    const auto grouped = exact(mx::reshape(numbers, {groups[0], 2 * groups[1], 16}));
+    const auto wide = [](const mx::array& x) { return exact(mx::expand_dims(mx::astype(x, mx::float32), -1)); };
+    return mx::reshape(mx::add(mx::multiply(grouped, wide(w.scales)), wide(w.biases)), {groups[0], 32 * groups[1]});
+  }
   return exact(mx::dequantize(w.packed, mx::astype(w.scales, mx::float32), mx::astype(w.biases, mx::float32),
                               w.group_size, w.bits));
 }
@@ -83,7 +101,8 @@ constexpr double kTolerance = 2e-4;
 std::vector<WeightKind> every_kind() {
   std::vector<WeightKind> kinds = {{0, 0, mx::float32}, {0, 0, mx::float16}, {0, 0, mx::bfloat16}};
   for (const int bits : {2, 3, 4, 5, 6, 8}) {
-    for (const int group_size : {32, 64, 128}) {
+    for (const int group_size : {16, 32, 64, 128}) {
+      if (group_size == 16 && bits == 4) continue;
       for (const mx::Dtype dtype : {mx::float32, mx::float16, mx::bfloat16}) kinds.push_back({bits, group_size, dtype});
     }
   }
@@ -436,6 +455,7 @@ TEST(Linear, WhatDoesNotFitIsRefusedByName) {
   };
   const auto packed = [](AffineMap& m) -> QuantizedWeight& { return std::get<QuantizedWeight>(m.weight); };
   refuse_weight("7 in groups", [&](AffineMap& m) { packed(m).bits = 7; });
+  refuse_weight("4 in groups of 16", [&](AffineMap& m) { packed(m).group_size = 16; });
   refuse_weight("groups of 48", [&](AffineMap& m) { packed(m).group_size = 48; });
   refuse_weight("[96, 9]", [&](AffineMap& m) { packed(m).packed = mx::zeros({96, 9}, mx::uint32); });
   refuse_weight("packed uint32", [&](AffineMap& m) { packed(m).packed = mx::zeros({96, 8}, mx::int32); });
