@@ -52,9 +52,12 @@ inline constexpr std::uint32_t q4_1 = 3;
 inline constexpr std::uint32_t q5_0 = 6;
 inline constexpr std::uint32_t q5_1 = 7;
 inline constexpr std::uint32_t q8_0 = 8;
+inline constexpr std::uint32_t q2_k = 10;
+inline constexpr std::uint32_t q3_k = 11;
 inline constexpr std::uint32_t q4_k = 12;
 inline constexpr std::uint32_t q5_k = 13;
 inline constexpr std::uint32_t q6_k = 14;
+inline constexpr std::uint32_t iq4_nl = 20;
 inline constexpr std::uint32_t bf16 = 30;
 }  // namespace gguf_type
 

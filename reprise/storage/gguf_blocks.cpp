@@ -4,43 +4,18 @@
 //   Q5_0  d, 32 fifth bits (bit j of a 32-bit number belongs to q[j]), 16 bytes as Q4_0's;  w = d·(q − 16)
 //   Q5_1  d, m, 32 fifth bits, 16 bytes likewise;                     w = d·q + m
 //   Q8_0  d, 32 signed bytes;                                         w = d·q
-//   Q4_K  d, dmin, 12 bytes of 6-bit (sc, m) for 8 groups of 32, 128 bytes: 32 bytes hold two groups, low nibbles
-//   first;
-//         w = d·sc·q − dmin·m
-//   Q5_K  the same with 32 bytes of fifth bits before the nibbles: bit g of byte l belongs to q[l] of group g
+//   IQ4_NL  as Q4_0, q naming one of 16 numbers from −127 to 113;     w = d·number, which 8 bits hold
 #include "reprise/storage/gguf_blocks.h"
 
 #include <bit>
 #include <cstring>
 
 #include "reprise/storage/gguf.h"
+#include "reprise/storage/gguf_blocks_k.h"
+#include "reprise/storage/gguf_numbers.h"
 
 namespace reprise::internal {
 namespace {
-
-std::uint16_t load_half(const std::byte* from) {
-  std::uint16_t bits;
-  std::memcpy(&bits, from, sizeof(bits));
-  return bits;
-}
-
-std::uint64_t load_u64(const std::byte* from) {
-  std::uint64_t value;
-  std::memcpy(&value, from, sizeof(value));
-  return value;
-}
-
-float half_to_float(std::uint16_t half) {
-  const std::uint32_t sign = (half & 0x8000u) << 16;
-  std::uint32_t exponent = (half >> 10) & 31u;
-  std::uint32_t fraction = half & 1023u;
-  if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000u | (fraction << 13));
-  if (exponent == 0) {
-    const float magnitude = static_cast<float>(fraction) * 0x1p-24f;
-    return sign != 0 ? -magnitude : magnitude;
-  }
-  return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (fraction << 13));
-}
 
 // −half·2^power, which is exact unless it overflows: then none.
 std::optional<std::uint16_t> negated_times_power(std::uint16_t half, int power) {
@@ -59,15 +34,6 @@ std::optional<std::uint16_t> negated_times_power(std::uint16_t half, int power) 
   if (exponent != 0) exponent += static_cast<std::uint32_t>(power);
   if (exponent >= 31) return std::nullopt;
   return static_cast<std::uint16_t>(sign | (exponent << 10) | fraction);
-}
-
-constexpr std::uint64_t kLowNibbles = 0x0f0f0f0f0f0f0f0full;
-
-// Eight bytes below 16 → eight nibbles, the first lowest.
-std::uint32_t squeeze_nibbles(std::uint64_t bytes) {
-  bytes = (bytes | (bytes >> 4)) & 0x00ff00ff00ff00ffull;
-  bytes = (bytes | (bytes >> 8)) & 0x0000ffff0000ffffull;
-  return static_cast<std::uint32_t>(bytes | (bytes >> 16));
 }
 
 using Pairs = std::uint16_t __attribute__((vector_size(16)));
@@ -123,17 +89,13 @@ bool convert_q4_1(const std::byte* blocks, std::int64_t num_blocks, const Affine
 void pack_fives(const std::byte* fifth_bits, const std::byte* nibbles, std::uint32_t* packed) {
   std::uint32_t fifths;
   std::memcpy(&fifths, fifth_bits, sizeof(fifths));
-  auto* out = reinterpret_cast<unsigned char*>(packed);
-  for (int eight = 0; eight < 4; ++eight, out += 5) {  // eight 5-bit numbers fill five bytes
-    std::uint64_t stream = 0;
-    for (int k = 0; k < 8; ++k) {
-      const int i = 8 * eight + k;
-      const auto byte = std::to_integer<std::uint64_t>(nibbles[i % 16]);
-      const std::uint64_t q = ((byte >> (i < 16 ? 0 : 4)) & 15u) | (std::uint64_t{(fifths >> i) & 1u} << 4);
-      stream |= q << (5 * k);
-    }
-    for (int k = 0; k < 5; ++k) out[k] = static_cast<unsigned char>(stream >> (8 * k));
+  std::uint8_t q[32];
+  for (int k = 0; k < 16; ++k) {
+    const auto byte = std::to_integer<unsigned int>(nibbles[k]);
+    q[k] = static_cast<std::uint8_t>((byte & 15u) | ((fifths >> k) & 1u) << 4);
+    q[16 + k] = static_cast<std::uint8_t>((byte >> 4) | ((fifths >> (16 + k)) & 1u) << 4);
   }
+  pack_bits(q, 32, 5, reinterpret_cast<unsigned char*>(packed));
 }
 
 bool convert_q5_0(const std::byte* blocks, std::int64_t num_blocks, const AffineRow& row) {
@@ -167,96 +129,47 @@ bool convert_q8_0(const std::byte* blocks, std::int64_t num_blocks, const Affine
   return true;
 }
 
-// The 6-bit scale and minimum of group g of a K block, times the block's d and dmin.
-void put_k_scales(const std::byte* block, std::int64_t first_group, const AffineRow& row) {
-  const float d = half_to_float(load_half(block));
-  const float dmin = half_to_float(load_half(block + 2));
-  std::uint32_t s[12];
-  for (int i = 0; i < 12; ++i) s[i] = std::to_integer<std::uint32_t>(block[4 + i]);
-  for (int g = 0; g < 8; ++g) {
-    const std::uint32_t scale = g < 4 ? s[g] & 63u : (s[g + 4] & 15u) | ((s[g - 4] >> 6) << 4);
-    const std::uint32_t minimum = g < 4 ? s[g + 4] & 63u : (s[g + 4] >> 4) | ((s[g] >> 6) << 4);
-    static_cast<float*>(row.scales)[first_group + g] = d * static_cast<float>(scale);
-    static_cast<float*>(row.biases)[first_group + g] = -(dmin * static_cast<float>(minimum));
-  }
-}
-
-bool convert_q4_k(const std::byte* blocks, std::int64_t num_blocks, const AffineRow& row) {
-  for (std::int64_t i = 0; i < num_blocks; ++i, blocks += 144) {
-    put_k_scales(blocks, 8 * i, row);
-    std::uint32_t* packed = row.packed + 32 * i;
-    for (int pair = 0; pair < 4; ++pair, packed += 8) {
-      for (int k = 0; k < 4; ++k) {
-        const std::uint64_t bytes = load_u64(blocks + 16 + 32 * pair + 8 * k);
-        packed[k] = squeeze_nibbles(bytes & kLowNibbles);
-        packed[4 + k] = squeeze_nibbles((bytes >> 4) & kLowNibbles);
-      }
+bool convert_iq4_nl(const std::byte* blocks, std::int64_t num_blocks, const AffineRow& row) {
+  // ggml's kvalues_iq4nl, and 128.
+  constexpr std::uint8_t kNumbers[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+  for (std::int64_t i = 0; i < num_blocks; ++i, blocks += 18) {
+    if (!put_centred_scale(row, i, load_half(blocks), 7)) return false;
+    auto* out = reinterpret_cast<std::uint8_t*>(row.packed + 8 * i);
+    for (int k = 0; k < 16; ++k) {
+      const auto byte = std::to_integer<unsigned int>(blocks[2 + k]);
+      out[k] = kNumbers[byte & 15u];
+      out[16 + k] = kNumbers[byte >> 4];
     }
   }
   return true;
-}
-
-bool convert_q5_k(const std::byte* blocks, std::int64_t num_blocks, const AffineRow& row) {
-  auto* out = reinterpret_cast<unsigned char*>(row.packed);
-  for (std::int64_t i = 0; i < num_blocks; ++i, blocks += 176) {
-    put_k_scales(blocks, 8 * i, row);
-    const std::byte* high = blocks + 16;
-    for (int g = 0; g < 8; ++g) {
-      const std::byte* low = blocks + 48 + 32 * (g / 2);
-      for (int eight = 0; eight < 4; ++eight, out += 5) {  // eight 5-bit numbers fill five bytes
-        std::uint64_t stream = 0;
-        for (int k = 0; k < 8; ++k) {
-          const auto nibbles = std::to_integer<std::uint64_t>(low[8 * eight + k]);
-          const auto fifths = std::to_integer<std::uint64_t>(high[8 * eight + k]);
-          const std::uint64_t q = ((nibbles >> (4 * (g % 2))) & 15u) | (((fifths >> g) & 1u) << 4);
-          stream |= q << (5 * k);
-        }
-        for (int k = 0; k < 5; ++k) out[k] = static_cast<unsigned char>(stream >> (8 * k));
-      }
-    }
-  }
-  return true;
-}
-
-// 128 bytes of lower nibbles, 64 bytes of upper pairs of bits, 16 signed scales, d: w = d·sc·(q − 32)
-void unpack_q6_k(const std::byte* blocks, std::int64_t num_blocks, float* out) {
-  for (std::int64_t i = 0; i < num_blocks; ++i, blocks += 210) {
-    const float d = half_to_float(load_half(blocks + 208));
-    for (int k = 0; k < 256; ++k, ++out) {
-      const int half = k / 128;
-      const int quarter = k % 128 / 32;
-      const int l = k % 32;
-      const int low = std::to_integer<int>(blocks[64 * half + 32 * (quarter % 2) + l]) >> (4 * (quarter / 2)) & 15;
-      const int high = std::to_integer<int>(blocks[128 + 32 * half + l]) >> (2 * quarter) & 3;
-      const auto scale = static_cast<std::int8_t>(blocks[192 + k / 16]);
-      *out = d * static_cast<float>(scale) * static_cast<float>((low | (high << 4)) - 32);
-    }
-  }
 }
 
 }  // namespace
 
-std::optional<FloatFormat> float_format(std::uint32_t type) {
-  if (type == gguf_type::q6_k) return FloatFormat{256, 210, unpack_q6_k};
-  return std::nullopt;
-}
-
 std::optional<BlockFormat> block_format(std::uint32_t type) {
   switch (type) {
     case gguf_type::q4_0:
-      return BlockFormat{32, 18, 4, false, convert_q4_0};
+      return BlockFormat{32, 18, 4, 32, convert_q4_0};
     case gguf_type::q4_1:
-      return BlockFormat{32, 20, 4, false, convert_q4_1};
+      return BlockFormat{32, 20, 4, 32, convert_q4_1};
     case gguf_type::q5_0:
-      return BlockFormat{32, 22, 5, false, convert_q5_0};
+      return BlockFormat{32, 22, 5, 32, convert_q5_0};
     case gguf_type::q5_1:
-      return BlockFormat{32, 24, 5, false, convert_q5_1};
+      return BlockFormat{32, 24, 5, 32, convert_q5_1};
     case gguf_type::q8_0:
-      return BlockFormat{32, 34, 8, false, convert_q8_0};
+      return BlockFormat{32, 34, 8, 32, convert_q8_0};
+    case gguf_type::q2_k:
+      return BlockFormat{256, 84, 2, 16, convert_q2_k};
+    case gguf_type::q3_k:
+      return BlockFormat{256, 110, 3, 16, convert_q3_k};
     case gguf_type::q4_k:
-      return BlockFormat{256, 144, 4, true, convert_q4_k};
+      return BlockFormat{256, 144, 4, 32, convert_q4_k};
     case gguf_type::q5_k:
-      return BlockFormat{256, 176, 5, true, convert_q5_k};
+      return BlockFormat{256, 176, 5, 32, convert_q5_k};
+    case gguf_type::q6_k:
+      return BlockFormat{256, 210, 6, 16, convert_q6_k};
+    case gguf_type::iq4_nl:
+      return BlockFormat{32, 18, 8, 32, convert_iq4_nl};
     default:
       return std::nullopt;
   }

@@ -1,5 +1,6 @@
 #include "reprise/storage/gguf_config.h"
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -110,24 +111,25 @@ json phi3_rope_scaling(const GgufModelView& file) {
 
 // The commonest format stands for all; each other module is named, `false` for one that is not quantised.
 json quantization_of(const std::vector<GgufConversion>& conversions) {
-  std::map<int, int> num_tensors;  // by bits
+  using Kind = std::pair<int, int>;  // group size, bits
+  std::map<Kind, int> num_tensors;
   for (const GgufConversion& conversion : conversions) {
-    if (const auto format = block_format(conversion.tensor->type)) ++num_tensors[format->bits];
+    if (const auto format = block_format(conversion.tensor->type)) ++num_tensors[{format->group_size, format->bits}];
   }
   if (num_tensors.empty()) return nullptr;
-  auto common = num_tensors.begin();
-  for (auto it = num_tensors.begin(); it != num_tensors.end(); ++it) {
-    if (it->second > common->second) common = it;
-  }
-  json quantization = {{"group_size", kGroupSize}, {"bits", common->first}};
+  const auto common = std::max_element(num_tensors.begin(), num_tensors.end(), [](const auto& a, const auto& b) {
+                        return a.second < b.second;
+                      })->first;
+  const auto spec_of = [](const Kind& kind) { return json{{"group_size", kind.first}, {"bits", kind.second}}; };
+  json quantization = spec_of(common);
   for (const GgufConversion& conversion : conversions) {
     if (conversion.tensor->shape.size() < 2 || !conversion.name.ends_with(".weight")) continue;
     const std::string module = conversion.name.substr(0, conversion.name.size() - std::string(".weight").size());
     const auto format = block_format(conversion.tensor->type);
     if (!format) {
       quantization[module] = false;
-    } else if (format->bits != common->first) {
-      quantization[module] = {{"group_size", kGroupSize}, {"bits", format->bits}};
+    } else if (const Kind kind{format->group_size, format->bits}; kind != common) {
+      quantization[module] = spec_of(kind);
     }
   }
   return quantization;

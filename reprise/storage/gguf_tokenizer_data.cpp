@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -31,6 +32,14 @@ std::optional<TokenId> spelled_end_of_turn(const GgufTokenizerData& gguf) {
   return std::nullopt;
 }
 
+// Phi 3's tokenizer takes the blanks behind a special token to it. Files do not say so; llama.cpp goes by the name too.
+bool is_phi_3(const GgufMetadata& metadata) {
+  if (metadata.string("general.architecture") != "phi3") return false;
+  std::string name = metadata.string("general.name").value_or("");
+  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
+  return name.find("phi-3") != std::string::npos || name.find("phi3") != std::string::npos;
+}
+
 }  // namespace
 
 TokenizerData gguf_tokenizer_data(const GgufMetadata& metadata) {
@@ -54,6 +63,7 @@ TokenizerData gguf_tokenizer_data(const GgufMetadata& metadata) {
       (!gguf.token_types.empty() && gguf.token_types.size() != num_tokens)) {
     corrupt("the tokenizer's tokens, scores and types differ in number");
   }
+  gguf.strips_after_special = is_phi_3(metadata);
   gguf.add_bos_token = metadata.boolean(prefix + "add_bos_token");
   gguf.add_eos_token = metadata.boolean(prefix + "add_eos_token");
   gguf.add_space_prefix = metadata.boolean(prefix + "add_space_prefix");

@@ -103,22 +103,6 @@ mx::array convert_float(const GgufConversion& conversion, mx::Dtype dtype, std::
   return result;
 }
 
-mx::array convert_unpacked(const GgufConversion& conversion, const FloatFormat& format, const std::byte* data) {
-  const GgufTensor& tensor = *conversion.tensor;
-  mx::array result = allocate_array(mlx_shape(tensor), mx::float32);
-  const std::int64_t num_rows = tensor.shape.empty() ? 1 : tensor.shape[0];
-  const auto row_items = static_cast<std::int64_t>(result.size()) / num_rows;
-  const std::int64_t blocks = row_items / format.block_items;
-  const RowOrder order(conversion, num_rows);
-  for (std::int64_t row = 0; row < num_rows; ++row) {
-    format.convert_row(data + order.source(row) * blocks * format.block_bytes, blocks,
-                       result.data<float>() + row * row_items);
-  }
-  result = mx::astype(result, mx::float16);
-  result.eval();
-  return result;
-}
-
 // A quantised tensor: where its rows come from and go to.
 class QuantizedTensor {
  public:
@@ -134,7 +118,7 @@ class QuantizedTensor {
     num_columns_ = packed_shape_.back();
     order_ = RowOrder(conversion, num_rows_);
     scales_shape_ = packed_shape_;
-    packed_shape_.back() = static_cast<mx::ShapeElem>(groups() * format_.bits);
+    packed_shape_.back() = static_cast<mx::ShapeElem>(row_words());
     scales_shape_.back() = static_cast<mx::ShapeElem>(groups());
   }
 
@@ -153,7 +137,7 @@ class QuantizedTensor {
       std::memcpy(data - sizeof(size_bytes), &size_bytes, sizeof(size_bytes));
       return view_memory(data, shape, dtype, block);
     };
-    const mx::Dtype scales_dtype = format_.needs_float_scales ? mx::float32 : mx::float16;
+    const mx::Dtype scales_dtype = mx::float16;
     packed_.emplace(make(packed_shape_, mx::uint32, packed_bytes()));
     scales_.emplace(make(scales_shape_, scales_dtype, scales_bytes()));
     biases_.emplace(make(scales_shape_, scales_dtype, scales_bytes()));
@@ -165,7 +149,7 @@ class QuantizedTensor {
     const auto scale_row_bytes = static_cast<std::size_t>(groups()) * scales_->itemsize();
     for (std::int64_t row = begin; row < end && groups() > 0; ++row) {
       const auto at = static_cast<std::size_t>(row);
-      const AffineRow out{packed_->data<std::uint32_t>() + row * groups() * format_.bits,
+      const AffineRow out{packed_->data<std::uint32_t>() + row * row_words(),
                           raw_bytes(*scales_) + at * scale_row_bytes, raw_bytes(*biases_) + at * scale_row_bytes,
                           float_scales};
       const std::byte* from = data_.data() + order_.source(row) * row_bytes();
@@ -204,13 +188,10 @@ class QuantizedTensor {
 
   static std::size_t rounded(std::size_t size_bytes) { return (size_bytes + 63) / 64 * 64; }
 
-  std::int64_t groups() const { return num_columns_ / kGroupSize; }
-  std::size_t packed_bytes() const {
-    return rounded(static_cast<std::size_t>(num_rows_ * groups() * format_.bits) * 4);
-  }
-  std::size_t scales_bytes() const {
-    return rounded(static_cast<std::size_t>(num_rows_ * groups()) * (format_.needs_float_scales ? 4 : 2));
-  }
+  std::int64_t groups() const { return num_columns_ / format_.group_size; }
+  std::int64_t row_words() const { return num_columns_ * format_.bits / 32; }
+  std::size_t packed_bytes() const { return rounded(static_cast<std::size_t>(num_rows_ * row_words()) * 4); }
+  std::size_t scales_bytes() const { return rounded(static_cast<std::size_t>(num_rows_ * groups()) * 2); }
 
   GgufConversion conversion_;
   BlockFormat format_;
@@ -278,11 +259,10 @@ WeightMap convert_gguf_tensors(const std::vector<GgufConversion>& conversions, s
                                const std::shared_ptr<MappedFile>& file, bool leaves_a_processor) {
   for (const GgufConversion& conversion : conversions) {
     const GgufTensor& tensor = *conversion.tensor;
-    if (!float_dtype(tensor.type) && !block_format(tensor.type) && !float_format(tensor.type)) {
-      throw Error(
-          ErrorCode::unsupported,
-          "[read_model_files] tensor " + printable(tensor.name) + " is " + gguf_type_name(tensor.type) +
-              "; types with an exact form in MLX are F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K");
+    if (!float_dtype(tensor.type) && !block_format(tensor.type)) {
+      throw Error(ErrorCode::unsupported,
+                  "[read_model_files] tensor " + printable(tensor.name) + " is " + gguf_type_name(tensor.type) +
+                      "; types that are read are F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, IQ4_NL");
     }
   }
 
@@ -293,8 +273,6 @@ WeightMap convert_gguf_tensors(const std::vector<GgufConversion>& conversions, s
         file->bytes().subspan(data_offset + conversion.tensor->offset, conversion.tensor->size_bytes);
     if (const auto dtype = float_dtype(conversion.tensor->type)) {
       arrays.emplace_back(conversion.name, convert_float(conversion, *dtype, data.data(), file));
-    } else if (const auto unpacked = float_format(conversion.tensor->type)) {
-      arrays.emplace_back(conversion.name, convert_unpacked(conversion, *unpacked, data.data()));
     } else {
       quantized.emplace_back(conversion, data);
     }

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Makes tiny_llama.gguf and tiny_llama.expected.safetensors beside this script.
 
-The GGUF file is a one-layer llama with a tensor of every type that Reprise reads, its blocks random bits. The other file
-holds each tensor in float32 as the `gguf` package dequantises it, under Hugging Face's name and row order.
+The GGUF file is a two-layer llama with a tensor of every type that Reprise reads, its blocks random bits. Of the types
+with K, the first layer has blocks whose scales float16 cannot hold, the second has none. The other file holds each tensor in float32 as the `gguf` package dequantises it, under Hugging Face's name and row order.
 
 Made with Python 3.11, gguf 0.19.0, numpy 2.4, safetensors 0.8.
 usage: make_gguf_golden.py
@@ -11,7 +11,7 @@ import pathlib
 
 import numpy as np
 from gguf import GGMLQuantizationType as T
-from gguf import GGUFWriter, quants
+from gguf import GGML_QUANT_SIZES, GGUFWriter, quants
 from safetensors.numpy import save_file
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB = 256, 2, 1, 16, 32, 8
@@ -34,18 +34,31 @@ TENSORS = [
     ("blk.0.ffn_gate.weight", "model.layers.0.mlp.gate_proj.weight", FFN, HIDDEN, T.Q4_1, 0),
     ("blk.0.ffn_up.weight", "model.layers.0.mlp.up_proj.weight", FFN, HIDDEN, T.Q5_K, 0),
     ("blk.0.ffn_down.weight", "model.layers.0.mlp.down_proj.weight", HIDDEN, FFN, T.BF16, 0),
+    ("blk.1.attn_norm.weight", "model.layers.1.input_layernorm.weight", 0, HIDDEN, T.F32, 0),
+    ("blk.1.attn_q.weight", "model.layers.1.self_attn.q_proj.weight", HEADS * HEAD_DIM, HIDDEN, T.Q2_K, HEADS),
+    ("blk.1.attn_k.weight", "model.layers.1.self_attn.k_proj.weight", KV_HEADS * HEAD_DIM, HIDDEN, T.Q3_K, KV_HEADS),
+    ("blk.1.attn_v.weight", "model.layers.1.self_attn.v_proj.weight", KV_HEADS * HEAD_DIM, HIDDEN, T.Q4_K, 0),
+    ("blk.1.attn_output.weight", "model.layers.1.self_attn.o_proj.weight", HIDDEN, HEADS * HEAD_DIM, T.Q5_0, 0),
+    ("blk.1.ffn_norm.weight", "model.layers.1.post_attention_layernorm.weight", 0, HIDDEN, T.F32, 0),
+    ("blk.1.ffn_gate.weight", "model.layers.1.mlp.gate_proj.weight", FFN, HIDDEN, T.Q5_K, 0),
+    ("blk.1.ffn_up.weight", "model.layers.1.mlp.up_proj.weight", FFN, HIDDEN, T.Q6_K, 0),
+    ("blk.1.ffn_down.weight", "model.layers.1.mlp.down_proj.weight", HIDDEN, FFN, T.Q5_1, 0),
 ]
-# Where each block keeps its float16 numbers.
-HALVES = {T.Q4_0: 1, T.Q4_1: 2, T.Q8_0: 1, T.Q4_K: 2, T.Q5_K: 2}
+# Where each block keeps its float16 numbers: first byte, count.
+HALVES = {T.Q4_0: (0, 1), T.Q4_1: (0, 2), T.Q5_0: (0, 1), T.Q5_1: (0, 2), T.Q8_0: (0, 1), T.IQ4_NL: (0, 1),
+          T.Q2_K: (80, 2), T.Q3_K: (108, 1), T.Q4_K: (0, 2), T.Q5_K: (0, 2), T.Q6_K: (208, 1)}
 
 
-def random_blocks(kind: T, rows: int, columns: int) -> np.ndarray:
-    items, size = {T.Q4_0: (32, 18), T.Q4_1: (32, 20), T.Q8_0: (32, 34), T.Q4_K: (256, 144), T.Q5_K: (256, 176)}[kind]
+def random_blocks(kind: T, rows: int, columns: int, with_large: bool) -> np.ndarray:
+    items, size = GGML_QUANT_SIZES[kind]
     blocks = random.integers(0, 256, (rows * columns // items, size), dtype=np.uint8)
-    halves = random.normal(0, 0.02, (len(blocks), HALVES[kind])).astype(np.float16)
+    first, count = HALVES[kind]
+    halves = random.normal(0, 0.02, (len(blocks), count)).astype(np.float16)
     halves[0, 0] = np.float16(3e-7)  # a subnormal
     halves[1, 0] = np.float16(0)
-    blocks[:, : 2 * HALVES[kind]] = halves.view(np.uint8)
+    if with_large:
+        halves[2, 0] = np.float16(3e4)
+    blocks[:, first : first + 2 * count] = halves.view(np.uint8)
     return blocks.reshape(rows, -1)
 
 
@@ -56,7 +69,7 @@ def split_halves(rows: np.ndarray, heads: int) -> np.ndarray:
 
 def main() -> None:
     writer = GGUFWriter(HERE / "tiny_llama.gguf", "llama")
-    writer.add_block_count(1)
+    writer.add_block_count(2)
     writer.add_context_length(128)
     writer.add_embedding_length(HIDDEN)
     writer.add_feed_forward_length(FFN)
@@ -83,7 +96,7 @@ def main() -> None:
     expected = {}
     for gguf_name, hf_name, rows, columns, kind, heads in TENSORS:
         if kind in HALVES:
-            blocks = random_blocks(kind, rows, columns)
+            blocks = random_blocks(kind, rows, columns, kind in (T.Q4_K, T.Q5_K) and gguf_name.startswith("blk.0"))
             writer.add_tensor(gguf_name, blocks, raw_dtype=kind)
             values = quants.dequantize(blocks, kind)
         else:
