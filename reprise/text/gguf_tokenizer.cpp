@@ -1,6 +1,7 @@
 #include "reprise/text/gguf_tokenizer.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <optional>
@@ -172,12 +173,20 @@ TextkitTokenizer byte_level_bpe(const TokenizerData& data) {
   return TextkitTokenizer(made);
 }
 
+// The special tokens that keep the blanks behind them where others do not (Phi 3).
+constexpr std::array<std::string_view, 3> kNeverStripping{"<unk>", "<s>", "<|endoftext|>"};
+
 std::vector<std::uint8_t> kinds_of(const GgufTokenizerData& gguf) {
-  const auto special = gguf.strips_after_special ? textkit_kind_special_strips : textkit_kind_special;
+  const auto strips = [&](const std::string& token) {
+    return gguf.strips_after_special &&
+           std::find(kNeverStripping.begin(), kNeverStripping.end(), token) == kNeverStripping.end();
+  };
   std::vector<std::uint8_t> kinds(gguf.tokens.size(), textkit_kind_normal);
   for (std::size_t id = 0; id < gguf.token_types.size(); ++id) {
     const int type = gguf.token_types[id];
-    if (type == kControl || type == kUnknown) kinds[id] = special;
+    if (type == kControl || type == kUnknown) {
+      kinds[id] = strips(gguf.tokens[id]) ? textkit_kind_special_strips : textkit_kind_special;
+    }
     if (type == kUserDefined) kinds[id] = textkit_kind_user_defined;
     if (type == kByte) kinds[id] = textkit_kind_byte;
   }
