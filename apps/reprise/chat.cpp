@@ -211,13 +211,27 @@ class Chat {
   bool failed_ = false;
 };
 
+// As llama.cpp does it. Prompts begin as the tokenizer lets a text begin.
+void take_chatml(LoadedModel& model) {
+  std::string bos;
+  for (const TokenId id : model.tokenizer.encode("", {.add_special_tokens = true})) {
+    if (id == model.tokenizer.bos_token_id()) bos = model.tokenizer.id_to_token(id).value_or("");
+  }
+  model.chat_template = ChatTemplate::chatml(bos);
+  print_note("the model has no chat template: its prompts are written as ChatML");
+}
+
 int run(const Flags& flags) {
   ChatOptions options{.system_prompt = flags.chat_template.system_prompt,
                       .tools_json = read_tools(flags.chat_template),
                       .kwargs_json = flags.chat_template.kwargs_json};
   const auto name = choose_model(flags.model.model);
-  const auto model = load_model(name, flags.model);
+  auto model = load_model(name, flags.model);
+  const bool has_template = model.chat_template.has_value();
+  if (!has_template) take_chatml(model);
   options.generate = finish_generation_flags(flags.generation, model);
+  // To a vocabulary that does not know it, it is a text like any other.
+  if (!has_template) options.generate.stop.emplace_back("<|im_end|>");
   options.generate.kv_cache = flags.kv_cache.options;
   ChatSession session(model, options);
   report_kv_cache(model, session);

@@ -124,6 +124,17 @@ ChatTemplate::ChatTemplate(const TokenizerData& data) {
   }
   impl_ = std::move(impl);
 }
+
+ChatTemplate ChatTemplate::chatml(const std::string& bos_token) {
+  TokenizerData data;
+  data.bos_token = bos_token;
+  data.chat_template =
+      "{{- bos_token }}{%- for message in messages %}"
+      "{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{%- endfor %}"
+      "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}";
+  return ChatTemplate(data);
+}
+
 ChatTemplate::~ChatTemplate() = default;
 ChatTemplate::ChatTemplate(ChatTemplate&&) noexcept = default;
 ChatTemplate& ChatTemplate::operator=(ChatTemplate&&) noexcept = default;

@@ -39,6 +39,8 @@ class ChatTemplate {
   // Takes chat_template and the special tokens' texts of `data`.
   // Throws: corrupt_data when the template does not parse; not_found when `data` has no template.
   explicit ChatTemplate(const TokenizerData& data);
+  // ChatML: what llama.cpp takes for a model that has no template. Prompts begin with `bos_token`, which may be empty.
+  static ChatTemplate chatml(const std::string& bos_token);
   ~ChatTemplate();
   ChatTemplate(ChatTemplate&&) noexcept;
   ChatTemplate& operator=(ChatTemplate&&) noexcept;
