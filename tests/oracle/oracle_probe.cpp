@@ -1,5 +1,8 @@
 // What the comparison with the oracle asks of Reprise.
-// usage: oracle_probe render MODEL < CASES.jsonl       one JSON line {"prompt": …, "ids": […]} or {"error": …} per case
+// usage: oracle_probe encode MODEL < TEXTS.jsonl       one JSON line {"ids": […], "decoded": …} per text, with BOS
+//        oracle_probe top MODEL < LISTS.jsonl          {"ids": […], "prompt": how many are fed in one piece} a line;
+//                                                      gives {"top": […]}, the likeliest next id after `prompt` and on
+//        oracle_probe render MODEL < CASES.jsonl       one JSON line {"prompt": …, "ids": […]} or {"error": …} per case
 //        oracle_probe logits MODEL LISTS.json OUT KV_DTYPE
 //            LISTS: [{"ids": […], "prompt": how many of them are fed in one piece, the others one by one}, …]
 //            OUT: safetensors, "<i>" = float32 [L, V]; KV_DTYPE: float32 or float16
@@ -23,7 +26,9 @@ std::string text_or_empty(const Json& value) { return value.is_null() || value.e
 void render(const std::string& path) {
   const auto files = reprise::read_model_files(path);
   const reprise::Tokenizer tokenizer(files.tokenizer);
-  const reprise::ChatTemplate chat_template(files.tokenizer);
+  const auto chat_template = files.tokenizer.chat_template.empty()
+                                 ? reprise::ChatTemplate::chatml(files.tokenizer.bos_token)
+                                 : reprise::ChatTemplate(files.tokenizer);
   for (std::string line; std::getline(std::cin, line);) {
     Json out;
     try {
@@ -48,6 +53,33 @@ void render(const std::string& path) {
       out["error"] = error.what();
     }
     std::cout << out.dump() << "\n";
+  }
+}
+
+void encode(const std::string& path) {
+  const reprise::Tokenizer tokenizer(reprise::read_model_files(path).tokenizer);
+  for (std::string line; std::getline(std::cin, line);) {
+    const auto ids = tokenizer.encode(Json::parse(line).get<std::string>(), {.add_special_tokens = true});
+    std::cout << Json{{"ids", ids}, {"decoded", tokenizer.decode(ids)}}.dump() << "\n";
+  }
+}
+
+void top(const std::string& path) {
+  const auto model = reprise::make_model(reprise::read_model_files(path), {});
+  for (std::string line; std::getline(std::cin, line);) {
+    const Json list = Json::parse(line);
+    const auto ids = list.at("ids").get<std::vector<int>>();
+    const int prompt = list.at("prompt");
+    auto cache = model->make_cache();
+    std::vector<int> top;
+    for (int at = 0; at < static_cast<int>(ids.size());) {
+      const int n = at == 0 ? prompt : 1;
+      const auto logits = model->forward(mx::array(ids.data() + at, {1, n}, mx::int32), cache);
+      const auto last = mx::slice(logits, {0, n - 1, 0}, {1, n, logits.shape(2)});
+      top.push_back(mx::argmax(mx::reshape(last, {-1})).item<int>());
+      at += n;
+    }
+    std::cout << Json{{"top", top}}.dump() << std::endl;
   }
 }
 
@@ -80,9 +112,12 @@ void logits(const std::string& path, const std::string& lists_file, const std::s
 int main(int argc, char** argv) {
   const std::vector<std::string> args(argv + 1, argv + argc);
   try {
+    if (args.size() == 2 && args[0] == "encode") return encode(args[1]), 0;
+    if (args.size() == 2 && args[0] == "top") return top(args[1]), 0;
     if (args.size() == 2 && args[0] == "render") return render(args[1]), 0;
     if (args.size() == 5 && args[0] == "logits") return logits(args[1], args[2], args[3], args[4]), 0;
-    std::cerr << "usage: oracle_probe render MODEL | oracle_probe logits MODEL LISTS.json OUT.safetensors KV_DTYPE\n";
+    std::cerr << "usage: oracle_probe encode|top|render MODEL | oracle_probe logits MODEL LISTS.json OUT.safetensors "
+                 "KV_DTYPE\n";
     return 2;
   } catch (const std::exception& error) {
     std::cerr << error.what() << "\n";
