@@ -9,6 +9,7 @@
 
 #include "mlx/transforms.h"
 #include "reprise/base/error.h"
+#include "reprise/kernels/affine_format.h"
 #include "reprise/kernels/rows_cpu.h"
 #include "reprise/kernels/weight_view.h"
 

@@ -10,13 +10,12 @@
 
 namespace reprise {
 
-// MLX's affine quantisation along the input axis: w = scale · q + bias per group. Groups of 16, which MLX does not
-// have, are those of GGUF's Q2_K, Q3_K and Q6_K: one matrix [out, in], in a multiple of 32, of any bits but 4.
+// MLX's affine quantisation along the input axis: w = scale · q + bias per group.
 struct QuantizedWeight {
   mlx::core::array packed;  // uint32 [out, in * bits / 32]
   mlx::core::array scales;  // [out, in / group_size]
   mlx::core::array biases;  // [out, in / group_size]
-  int group_size = 64;      // 16, 32, 64 or 128
+  int group_size = 64;      // 32, 64 or 128
   int bits = 4;             // 2, 3, 4, 5, 6 or 8
   bool centred = false;     // is_centred: kernels that are bound by memory then leave the biases unread
 };
@@ -40,9 +39,6 @@ struct MicroscaledWeight {
   mlx::core::array scales;  // uint8 [out, in / group_size]
   MicroscalingFormat format = MicroscalingFormat::mxfp4;
 };
-
-// May an affine weight of `in` inputs have these? Of one matrix, not of several.
-bool is_affine_format(int bits, int group_size, int in);
 
 using DenseWeight = mlx::core::array;  // [out, in]
 using Weight = std::variant<DenseWeight, QuantizedWeight, MicroscaledWeight>;

@@ -9,6 +9,7 @@
 #include "mlx/ops.h"
 #include "mlx/transforms.h"
 #include "reprise/base/error.h"
+#include "reprise/kernels/affine_format.h"
 #include "reprise/models/model_parts.h"
 
 namespace reprise::internal {
