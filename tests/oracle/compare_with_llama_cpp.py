@@ -2,7 +2,9 @@
 """Hold Reprise against llama.cpp on one GGUF file: ids and decoded texts, rendered chats, the likeliest next token.
 
     tests/oracle/compare_with_llama_cpp.py --server LLAMA_SERVER --probe build/release/bin/oracle_probe --model FILE.gguf \
-        [--only ids|chats|top] [--texts 4000] [--prompts 20] [--tokens 64] [--chat-template NAME]
+        [--only ids|chats|top] [--texts 4000] [--prompts 20] [--tokens 64] [--chat-template NAME] [--golden OUT.json]
+
+With --golden OUT.json, `ids` writes what tests/data/text/gemma3.json is: llama.cpp's ids of --texts texts.
 
 Starts llama-server on one thread and ends it. `top` feeds both the same text, token by token, and counts at how many
 places both have the same likeliest next token (at least --least percent). Ends with `N passed, M failed`; exits
@@ -85,7 +87,7 @@ class Server:
     def __call__(self, path, **body):
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}/{path}", json.dumps(body).encode(),
                                          {"Content-Type": "application/json"})
-        return json.load(urllib.request.urlopen(request, timeout=120))
+        return json.load(urllib.request.urlopen(request, timeout=900))
 
     def end(self):
         self.process.terminate()
@@ -101,9 +103,11 @@ def probe(args, command, cases):
 def compare_ids(args, server):
     cases = texts(args.texts)
     passed = failed = 0
+    golden = []
     for text, ours in zip(cases, probe(args, "encode", cases), strict=True):
         theirs = server("tokenize", content=text, add_special=True, parse_special=True)["tokens"]
         decoded = server("detokenize", tokens=theirs)["content"]
+        golden.append({"text": text, "ids": theirs, "decoded": None if decoded == "<bos>" + text else decoded})
         if ours["ids"] == theirs and ours["decoded"] == decoded:
             passed += 1
             continue
@@ -111,6 +115,8 @@ def compare_ids(args, server):
         if failed <= 20:
             print(f"{text!r}\n  ours   {ours['ids']}\n         {ours['decoded']!r}\n  theirs {theirs}\n         {decoded!r}")
     print(f"ids: {passed} texts alike, {failed} not")
+    if args.golden:
+        pathlib.Path(args.golden).write_text("[\n" + ",\n".join(json.dumps(case) for case in golden) + "\n]\n")
     return passed, failed
 
 
@@ -151,23 +157,19 @@ PASSAGES = [
 
 
 def compare_top(args, server):
-    """Each passage's continuation is the server's own, drawn with some chance, so that it is text but no loop."""
+    """Each passage's continuation is the server's own, drawn with some chance, so that it is text but no loop. Beside each
+    token it drew, the server tells which were likeliest before it drew."""
     same = total = 0
     margins = []
     lists = []
     theirs = []
     for number in range(args.prompts):
         ids = server("tokenize", content=PASSAGES[number % len(PASSAGES)], add_special=True)["tokens"]
-        drawn = server("completion", prompt=ids, n_predict=args.tokens, temperature=0.8, seed=number, return_tokens=True,
-                       ignore_eos=True, cache_prompt=False)["tokens"]
-        top = []
-        for i in range(len(drawn) + 1):
-            step = server("completion", prompt=ids + drawn[:i], n_predict=1, temperature=0.0, n_probs=2, return_tokens=True,
-                          cache_prompt=True, samplers=["top_k"], top_k=2)["completion_probabilities"][0]
-            likely = step["top_logprobs"]
-            top.append((likely[0]["id"], likely[0]["logprob"] - likely[1]["logprob"]))
-        lists.append({"ids": ids + drawn, "prompt": len(ids)})
-        theirs.append(top)
+        done = server("completion", prompt=ids, n_predict=args.tokens, temperature=0.8, seed=number, return_tokens=True,
+                      ignore_eos=True, cache_prompt=False, n_probs=2)
+        steps = [step["top_logprobs"] for step in done["completion_probabilities"]]
+        lists.append({"ids": ids + done["tokens"][:-1], "prompt": len(ids)})
+        theirs.append([(likely[0]["id"], likely[0]["logprob"] - likely[1]["logprob"]) for likely in steps])
         print(f"top: {number + 1} of {args.prompts} by llama.cpp", file=sys.stderr)
     for top, ours in zip(theirs, probe(args, "top", lists), strict=True):
         for (wanted, margin), got in zip(top, ours["top"], strict=True):
@@ -191,6 +193,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--least", type=float, default=98.0)
     parser.add_argument("--chat-template")
+    parser.add_argument("--golden")
     args = parser.parse_args()
     server = Server(args.server, args.model, args.chat_template)
     passed = failed = 0
