@@ -1,6 +1,5 @@
-// Which affine formats the products take: MLX's, and groups of 16, which MLX does not have and GGUF's Q2_K, Q3_K and Q6_K
-// do: one matrix [out, in], of any bits but 4, its inputs a multiple of 32.
-// Threads: a free function.
+// Which affine formats the products take: MLX's, and groups of 16, which MLX does not have and GGUF's Q2_K, Q3_K and
+// Q6_K do: one matrix [out, in], of any bits but 4, its inputs a multiple of 32. Threads: a free function.
 #pragma once
 
 namespace reprise {

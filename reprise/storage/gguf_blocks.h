@@ -3,9 +3,9 @@
 //
 // How exact: the q's are the file's. Scales and biases of the types without K are the file's, bit for bit. Those of the
 // K types are products of a float16 and a whole number below 128. As float16 they are rounded once, to within 2^-11 of
-// themselves (below float16's range of full precision they are exact: multiples of 2^-24, as the file's numbers are), so
-// that a weight of 4 bits moves by less than 1/60 of a step of q. Beyond float16's range they are float32, and exact.
-// Threads: free functions.
+// themselves (below float16's range of full precision they are exact: multiples of 2^-24, as the file's numbers are),
+// so that a weight of 4 bits moves by less than 1/60 of a step of q. Beyond float16's range they are float32, and
+// exact. Threads: free functions.
 #pragma once
 
 #include <cstddef>

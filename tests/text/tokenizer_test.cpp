@@ -160,5 +160,48 @@ TEST(Tokenizer, UnknownGgufKindsAreNamed) {
   }
 }
 
+// A SentencePiece vocabulary without bytes; the first token is unknown, the second a special one.
+TokenizerData scored_tokens(const std::vector<std::pair<std::string, float>>& tokens) {
+  TokenizerData data;
+  GgufTokenizerData& gguf = data.gguf.emplace();
+  gguf.model = "llama";
+  gguf.add_space_prefix = false;
+  gguf.unknown_token_id = 0;
+  gguf.tokens = {"<unk>", "<|user|>"};
+  gguf.scores = {0.0F, 0.0F};
+  gguf.token_types = {2, 3};
+  for (const auto& [token, score] : tokens) {
+    gguf.tokens.push_back(token);
+    gguf.scores.push_back(score);
+    gguf.token_types.push_back(1);
+  }
+  return data;
+}
+
+TEST(SentencePiece, OfEqualScoresTheLeftmostPairIsJoined) {
+  const Tokenizer tokenizer(scored_tokens({{"a", -9}, {"b", -9}, {"ab", -1}, {"ba", -1}, {"bab", -0.5F}}));
+  EXPECT_EQ(tokenizer.encode("bab"), (Tokens{6}));
+  EXPECT_EQ(tokenizer.encode("aba"), (Tokens{4, 2}));
+  EXPECT_EQ(tokenizer.encode("abab"), (Tokens{4, 4}));
+}
+
+TEST(SentencePiece, ABetterPairFurtherOnIsJoinedFirst) {
+  const Tokenizer tokenizer(scored_tokens({{"a", -9}, {"b", -9}, {"c", -9}, {"ab", -2}, {"bc", -1}}));
+  EXPECT_EQ(tokenizer.encode("abc"), (Tokens{2, 6}));
+}
+
+TEST(SentencePiece, ATokenMayHoldACharacterThatIsNoToken) {
+  const Tokenizer tokenizer(scored_tokens({{"!", -9}, {"\u00e9!", -1}}));
+  EXPECT_EQ(tokenizer.encode("\u00e9!"), (Tokens{3}));
+  EXPECT_EQ(tokenizer.encode("\u00e9\u00e9!!"), (Tokens{0, 3, 2}));
+}
+
+TEST(SentencePiece, BlanksBehindASpecialTokenGoWhereTheModelSaysSo) {
+  TokenizerData data = scored_tokens({{"\u2581", -1}, {"a", -2}, {"\n", -3}});
+  EXPECT_EQ(Tokenizer(data).encode("<|user|>\n a"), (Tokens{1, 4, 2, 3}));
+  data.gguf->strips_after_special = true;
+  EXPECT_EQ(Tokenizer(data).encode("<|user|>\n a <unk> a"), (Tokens{1, 3, 2, 0, 2, 3}));
+}
+
 }  // namespace
 }  // namespace reprise
