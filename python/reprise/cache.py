@@ -12,6 +12,7 @@ from ._base import _BaseCache as _BaseCache
 from ._cache_list import CacheList
 from ._core import (
     ArraysCache,
+    BatchChunkedKVCache,
     BatchKVCache,
     BatchQuantizedKVCache,
     BatchQuantizedRotatingKVCache,
@@ -47,6 +48,7 @@ from ._prompt_store import LRUPromptCache, PromptTrie, PromptTrieResult
 
 __all__ = [
     "ArraysCache",
+    "BatchChunkedKVCache",
     "BatchKVCache",
     "BatchQuantizedKVCache",
     "BatchQuantizedRotatingKVCache",

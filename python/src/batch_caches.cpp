@@ -10,6 +10,7 @@
 #include "python/src/bindings.h"
 #include "python/src/cache_class.h"
 #include "reprise/base/error.h"
+#include "reprise/cache/batch_chunked_kv_cache.h"
 #include "reprise/cache/batch_kv_cache.h"
 #include "reprise/cache/batch_quantized_kv_cache.h"
 #include "reprise/cache/batch_quantized_rotating_kv_cache.h"
@@ -24,6 +25,11 @@ namespace reprise::python {
 template <>
 const std::vector<const char*>& fields_of<BatchKVCache>() {
   static const std::vector<const char*> fields = {"keys", "values", "offset", "left_padding", "_idx"};
+  return fields;
+}
+template <>
+const std::vector<const char*>& fields_of<BatchChunkedKVCache>() {
+  static const std::vector<const char*> fields = {"keys", "values", "offset", "left_padding", "_idx", "chunk_size"};
   return fields;
 }
 template <>
@@ -124,6 +130,28 @@ void bind_batch_caches(nb::module_& m) {
   def_rows(kv, "KVCache");
   def_pending_padding(kv);
   def_merge(kv, "BatchKVCache");
+
+  auto chunked = cache_class<BatchChunkedKVCache>(m, "BatchKVCache of attention within chunks of each row's sequence.");
+  chunked.def(
+      "__init__",
+      [](Bound<BatchChunkedKVCache>* self, int chunk_size, nb::handle left_padding) {
+        new (self) Bound<BatchChunkedKVCache>(
+            std::make_unique<BatchChunkedKVCache>(chunk_size, to_ints(left_padding, "left_padding")));
+      },
+      "chunk_size"_a, "left_padding"_a);
+  def_buffers(chunked, true);
+  def_row_numbers(chunked);
+  def_field(chunked, "_idx", 4, "int");
+  def_field(chunked, "chunk_size", 5, "int");
+  def_updates(chunked, true);
+  def_mask(chunked);
+  def_prepare(chunked);
+  def_rows(chunked, "ChunkedKVCache");
+  def_pending_padding(chunked);
+  def_merge(chunked, "BatchChunkedKVCache");
+  chunked.def(
+      "maybe_trim_front", [](CacheObject& self) { self.as<BatchChunkedKVCache>().maybe_trim_front(); },
+      "Keeps the last chunk_size columns when there are more and no padded prompt is under way.");
 
   auto quantized = cache_class<BatchQuantizedKVCache>(m, "BatchKVCache over rows of 2 to 8 bits.");
   quantized.def(

@@ -45,6 +45,7 @@ def filled_any(name, counts=(3, 1)):
 
 OWN = {} if SUBJECT is REFERENCE else {
     "QuantizedRotatingKVCache": (8, 2, 32, 4), "BatchQuantizedKVCache": ([1, 0, 3], 32, 4),
+    "BatchChunkedKVCache": (4, [1, 0, 3]),
     "BatchQuantizedRotatingKVCache": (8, [1, 0, 3], 2, 32, 4)}
 ALL = CLASSES + list(OWN)
 
