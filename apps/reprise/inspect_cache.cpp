@@ -52,7 +52,7 @@ std::string cache_text(const LayerCache& cache) {
   if (const auto* list = dynamic_cast<const CacheList*>(&cache)) {
     return text + " of " + std::to_string(list->num_children());
   }
-  if (const auto* chunked = dynamic_cast<const ChunkedKVCache*>(&cache)) {
+  if (const auto* chunked = dynamic_cast<const FrontTrimmedCache*>(&cache)) {
     text += ", chunk_size " + std::to_string(chunked->chunk_size());
   }
   if (const auto* arrays = dynamic_cast<const ArraysCache*>(&cache)) {

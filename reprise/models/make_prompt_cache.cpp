@@ -51,8 +51,9 @@ std::string describe_cache(const LayerCache& cache) {
       details += (i > 0 ? ", " : "") + describe_cache(list->child(i));
     }
   }
-  if (const auto* chunked = dynamic_cast<const ChunkedKVCache*>(&cache))
+  if (const auto* chunked = dynamic_cast<const FrontTrimmedCache*>(&cache)) {
     details = std::to_string(chunked->chunk_size());
+  }
   if (const auto* ring = dynamic_cast<const internal::RingCache*>(&cache)) details = ring_in_words(*ring);
   if (const auto* quantized = dynamic_cast<const QuantizedKVCache*>(&cache)) {
     details = in_words({quantized->group_size(), quantized->bits()});
