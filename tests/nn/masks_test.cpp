@@ -110,7 +110,37 @@ TEST(Masks, M6PaddingsThatAreNoListAreRefused) {
   EXPECT_THROW(create_causal_mask(2, 0, {.right_padding = mx::zeros({}, mx::int32)}), Error);
 }
 
+TEST(Masks, H3ChunksBeginAtTheMultiplesOfTheirSizeInEachRow) {
+  constexpr int kChunk = 4;
+  const std::vector<int> first = {0, 3, 9, 16};
+  for (int N : {1, 2, 7}) {
+    for (int stored : {0, 1, 6}) {
+      const int columns = stored + N;
+      const auto expected = [&](int row, int query, int key) {
+        const int start = first[static_cast<std::size_t>(row)];
+        return (start + stored + query) / kChunk == (start + key) / kChunk;
+      };
+      const auto rows = create_same_chunk_mask(N, columns, mx::array(first.data(), {4}, mx::int32), kChunk);
+      ASSERT_EQ(rows.shape(), (mx::Shape{4, 1, N, columns}));
+      const auto all = test::bools(rows);
+      for (int row = 0; row < 4; ++row) {
+        const auto mask = create_same_chunk_mask(N, columns, first[static_cast<std::size_t>(row)], kChunk);
+        ASSERT_EQ(mask.shape(), (mx::Shape{N, columns}));
+        const auto one = test::bools(mask);
+        for (int at = 0; at < N * columns; ++at) {
+          const bool same = expected(row, at / columns, at % columns);
+          EXPECT_EQ(one[static_cast<std::size_t>(at)], same);
+          EXPECT_EQ(all[static_cast<std::size_t>(row * N * columns + at)], same);
+        }
+      }
+    }
+  }
+}
+
 TEST(Masks, BadArgumentsAreRefused) {
+  EXPECT_THROW(create_same_chunk_mask(0, 1, 0, 4), Error);
+  EXPECT_THROW(create_same_chunk_mask(2, 1, 0, 4), Error);
+  EXPECT_THROW(create_same_chunk_mask(1, 1, 0, 0), Error);
   EXPECT_THROW(create_causal_mask(0), Error);
   EXPECT_THROW(create_causal_mask(1, -1), Error);
   EXPECT_THROW(create_causal_mask(1, 0, {.window = 0}), Error);
