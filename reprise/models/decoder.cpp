@@ -1,6 +1,7 @@
 #include "reprise/models/decoder.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <utility>
 
 #include "mlx/ops.h"
@@ -71,7 +72,7 @@ Mask chunk_mask(const AttentionCache& cache, int N, int chunk_size) {
   std::vector<int> first = cache.positions();  // of column 0 in each row
   for (int& position : first) position -= cache.length();
   if (cache.position()) {
-    const bool is_one_chunk = first[0] / chunk_size == (first[0] + columns - 1) / chunk_size;
+    const bool is_one_chunk = first[0] / chunk_size == (std::int64_t{first[0]} + columns - 1) / chunk_size;
     if (is_one_chunk) return cache.make_mask(N);
   }
   const Offset start = cache.position() ? Offset(first[0])

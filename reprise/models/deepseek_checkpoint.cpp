@@ -45,6 +45,8 @@ std::vector<std::string> paths_with(const WeightReader& weights, const std::stri
   return paths;
 }
 
+constexpr int kMaxBlock = 4096;  // matrices are filled up to whole blocks
+
 struct BlockSize {
   int rows = 128;
   int columns = 128;
@@ -54,7 +56,10 @@ BlockSize fp8_block_size(const Config& config) {
   const auto quantization = config.get_object("quantization_config");
   if (!quantization || !quantization->has("weight_block_size")) return {};
   const std::vector<int> size = quantization->get_ints("weight_block_size");
-  if (size.size() != 2 || size[0] < 1 || size[1] < 1) corrupt("weight_block_size must be two positive numbers");
+  const auto fits = [](int extent) { return extent >= 1 && extent <= kMaxBlock; };
+  if (size.size() != 2 || !fits(size[0]) || !fits(size[1])) {
+    corrupt("weight_block_size must be two numbers in [1, " + std::to_string(kMaxBlock) + "]");
+  }
   return {size[0], size[1]};
 }
 

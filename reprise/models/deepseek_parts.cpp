@@ -1,6 +1,8 @@
 #include "reprise/models/deepseek_parts.h"
 
 #include <cmath>
+#include <cstdint>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -38,6 +40,11 @@ LatentSizes LatentSizes::from(const Config& config) {
                     .nope = config.require_positive_int("qk_nope_head_dim"),
                     .rope = config.require_positive_int("qk_rope_head_dim"),
                     .value = config.require_positive_int("v_head_dim")};
+  const std::int64_t features = std::int64_t{sizes.nope} + sizes.rope + sizes.value;
+  if (features > std::numeric_limits<int>::max() / sizes.heads ||
+      std::int64_t{sizes.kv_lora_rank} + sizes.rope > std::numeric_limits<int>::max()) {
+    corrupt("heads of " + std::to_string(features) + " features are too large");
+  }
   if (config.has("q_lora_rank")) sizes.q_lora_rank = config.require_positive_int("q_lora_rank");
   return sizes;
 }
@@ -155,6 +162,7 @@ DeepseekMlp take_deepseek_mlp(WeightReader& weights, const Config& config, const
   }
   std::optional<GatedMlp> shared;
   if (const int count = config.get_int("n_shared_experts").value_or(0); count > 0) {
+    if (count > std::numeric_limits<int>::max() / F) corrupt("n_shared_experts is too large");
     shared = take_gated_mlp(weights, path + ".shared_experts", E, F * count);
   }
   return RoutedAndShared{std::move(router), weights.take_switch_glu(path + ".switch_mlp", experts, E, F),

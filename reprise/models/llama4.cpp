@@ -119,7 +119,8 @@ std::vector<LayerKind> layer_kinds(const Config& config, const std::vector<bool>
   }
   std::optional<int> chunk_size;
   if (config.has("attention_chunk_size")) chunk_size = config.require_positive_int("attention_chunk_size");
-  if (chunk_size && *chunk_size >= config.get_int("max_position_embeddings").value_or(*chunk_size + 1)) chunk_size = {};
+  const auto positions = config.get_int("max_position_embeddings");
+  if (chunk_size && positions && *chunk_size >= *positions) chunk_size = {};
   std::vector<LayerKind> kinds(with_positions.size(), FullAttention{});
   for (std::size_t i = 0; i < kinds.size(); ++i) {
     if (chunk_size && chunked[i]) kinds[i] = ChunkedAttention{*chunk_size};

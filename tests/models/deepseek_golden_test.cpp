@@ -96,6 +96,8 @@ TEST_F(DeepseekGolden, Fp8CheckpointsAreWhatTheirBlocksStandFor) {
   ModelFiles wrong = made.fp8;
   set(wrong, "quantization_config", {{"quant_method", "fp8"}});
   expect_refused(wrong, ErrorCode::corrupt_data, "scales of");
+  set(wrong, "quantization_config", {{"quant_method", "fp8"}, {"weight_block_size", {1 << 30, 16}}});
+  expect_refused(wrong, ErrorCode::corrupt_data, "weight_block_size");
   wrong = made.fp8;
   set(wrong, "quantization_config", {{"quant_method", "gptq"}});
   expect_refused(wrong, ErrorCode::unsupported, "gptq");
@@ -171,6 +173,8 @@ TEST_F(DeepseekGolden, VariantsThatWouldChangeResultsAreRefusedByName) {
   expect_refused(with("deepseek_v3", "kv_lora_rank", 0), ErrorCode::corrupt_data, "kv_lora_rank");
   expect_refused(with("deepseek_v3", "v_head_dim", 25), ErrorCode::corrupt_data, "unembed_out");
   expect_refused(with("deepseek_v3/hf", "v_head_dim", 25), ErrorCode::corrupt_data, "kv_b_proj");
+  expect_refused(with("deepseek_v3", "num_attention_heads", 1 << 30), ErrorCode::corrupt_data, "too large");
+  expect_refused(with("deepseek_v3", "n_shared_experts", 1 << 30), ErrorCode::corrupt_data, "n_shared_experts");
   expect_refused(with("deepseek_v3", "moe_layer_freq", 0), ErrorCode::corrupt_data, "moe_layer_freq");
   expect_refused(with("deepseek_v2", "topk_method", "noaux_tc"), ErrorCode::unsupported, "noaux_tc");
   expect_refused(with("deepseek_v2", "norm_topk_prob", true), ErrorCode::unsupported, "norm_topk_prob");
