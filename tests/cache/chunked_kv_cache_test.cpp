@@ -177,7 +177,6 @@ TEST(ChunkedKVCache, Z3CallsThatThrowChangeNothing) {
     EXPECT_EQ(error_of([&] { append(cache, {5}, shape); }).substr(0, 16), "invalid_argument");
   }
   EXPECT_EQ(error_of([&] { cache.to_quantized(); }).substr(0, 11), "unsupported");
-  EXPECT_EQ(error_of([&] { cache.merge({&cache}); }).substr(0, 11), "unsupported");
   EXPECT_TRUE(identical(cache.state(), before));
   EXPECT_EQ(tokens_of(append(cache, {})), range(5, 9));
   append(cache, {9});
