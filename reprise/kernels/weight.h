@@ -15,7 +15,7 @@ struct QuantizedWeight {
   mlx::core::array packed;  // uint32 [out, in * bits / 32]
   mlx::core::array scales;  // [out, in / group_size]
   mlx::core::array biases;  // [out, in / group_size]
-  int group_size = 64;      // 32, 64 or 128
+  int group_size = 64;      // 32, 64 or 128; 16 as affine_format.h says
   int bits = 4;             // 2, 3, 4, 5, 6 or 8
   bool centred = false;     // is_centred: kernels that are bound by memory then leave the biases unread
 };

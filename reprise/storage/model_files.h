@@ -24,9 +24,11 @@ struct ModelFiles {
   // a `quantization` member {group_size, bits, "<layer>": {group_size, bits} or false …} where tensors differ.
   std::string config_json;
   // Names as in mlx-lm's folders ("model.layers.0.self_attn.q_proj.weight", ".scales", ".biases"). GGUF's q and k rows
-  // are put back into half-split order; its rope_freqs become "model.rope_freqs.weight" [head_dim / 2], which multiply
-  // the denominators of rotation. GGUF's Q4_0, Q4_1, Q8_0 keep float16 scales (float32 where float16 cannot hold a
-  // bias), Q4_K and Q5_K have float32 scales; groups of 32; all exact.
+  // are put back into half-split order where llama.cpp's converter had permuted them (llama), and the 1 that it added
+  // to Gemma's norms is taken off; its rope_freqs become "model.rope_freqs.weight" [head_dim / 2], which multiply the
+  // denominators of rotation. GGUF's numbers stay as they are, in groups of 32 or (Q2_K, Q3_K, Q6_K) 16. Scales and
+  // biases are float16: exact but for the K types, whose products of two are rounded once (float32 where float16 has no
+  // number as large).
   WeightMap weights;
   // Both `tokenizer_json` and `gguf` are empty when there is no tokenizer (a folder without tokenizer.json).
   TokenizerData tokenizer;
