@@ -23,12 +23,10 @@ struct ModelFiles {
   // the largest float, NaN null. For GGUF: made from the metadata, with Hugging Face's keys (model_type "llama", …) and
   // a `quantization` member {group_size, bits, "<layer>": {group_size, bits} or false …} where tensors differ.
   std::string config_json;
-  // Names as in mlx-lm's folders ("model.layers.0.self_attn.q_proj.weight", ".scales", ".biases"). GGUF's q and k rows
-  // are put back into half-split order where llama.cpp's converter had permuted them (llama), and the 1 that it added
-  // to Gemma's norms is taken off; its rope_freqs become "model.rope_freqs.weight" [head_dim / 2], which multiply the
-  // denominators of rotation. GGUF's numbers stay as they are, in groups of 32 or (Q2_K, Q3_K, Q6_K) 16. Scales and
-  // biases are float16: exact but for the K types, whose products of two are rounded once (float32 where float16 has no
-  // number as large).
+  // Names as in mlx-lm's folders ("model.layers.0.self_attn.q_proj.weight", ".scales", ".biases"). What llama.cpp's
+  // converter changed is taken back: llama's permuted q and k rows, Gemma's norms + 1; rope_freqs, which multiply the
+  // denominators of rotation, are "model.rope_freqs.weight" [head_dim / 2]. GGUF's scales and biases are float16
+  // (float32 where they are too large), of groups of 32 or 16: exact, but the products of K types are rounded once.
   WeightMap weights;
   // Both `tokenizer_json` and `gguf` are empty when there is no tokenizer (a folder without tokenizer.json).
   TokenizerData tokenizer;
