@@ -247,14 +247,14 @@ RopeOptions Config::rope(int dims, const RopeKeys& keys) const {
   return options;
 }
 
-int Config::rotary_dims(int head_dim) const {
+int Config::rotary_dims(int head_dim, float factor_otherwise) const {
   auto factor = get_float("partial_rotary_factor");
   if (const Json* parameters = find(document_->json, "rope_parameters"); !factor && parameters != nullptr) {
     if (parameters->is_object()) factor = float_of(*parameters, "partial_rotary_factor");
   }
-  if (!factor) return head_dim;
-  if (!(*factor > 0.0f && *factor <= 1.0f)) corrupt("'partial_rotary_factor' must lie in (0, 1]");
-  return static_cast<int>(static_cast<float>(head_dim) * *factor);
+  const float share = factor.value_or(factor_otherwise);
+  if (!(share > 0.0f && share <= 1.0f)) corrupt("'partial_rotary_factor' must lie in (0, 1]");
+  return static_cast<int>(static_cast<float>(head_dim) * share);
 }
 
 Config Config::with_defaults(const std::string& json_text) const {

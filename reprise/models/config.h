@@ -62,9 +62,9 @@ class Config {
   // Throws: unsupported when rope_parameters differ by layer type and have no part for keys.layer_type.
   RopeOptions rope(int dims, const RopeKeys& keys = {}) const;
 
-  // How many of a head's features rotate, by `partial_rotary_factor`, here or in rope_parameters; none: all.
-  // Throws: corrupt_data for a factor outside (0, 1].
-  int rotary_dims(int head_dim) const;
+  // How many of a head's features rotate, by `partial_rotary_factor`, here or in rope_parameters; none: by
+  // `factor_otherwise`. Throws: corrupt_data for a factor outside (0, 1].
+  int rotary_dims(int head_dim, float factor_otherwise = 1.0f) const;
 
   // What is absent here, or null, is what `json_text` has: a model type's defaults, which its configs leave out.
   Config with_defaults(const std::string& json_text) const;

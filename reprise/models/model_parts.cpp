@@ -112,6 +112,13 @@ GatedMlp take_gated_mlp(WeightReader& weights, const std::string& path, int hidd
           .down_proj = weights.take_linear(path + ".down_proj", hidden_size, size, bias)};
 }
 
+GatedMlp take_fused_gated_mlp(WeightReader& weights, const std::string& path, int hidden_size, int size) {
+  const auto gate_up = weights.take_linears(path + ".gate_up_proj", {size, size}, hidden_size, false);
+  return {.gate_proj = gate_up[0],
+          .up_proj = gate_up[1],
+          .down_proj = weights.take_linear(path + ".down_proj", hidden_size, size, false)};
+}
+
 ExpertCounts ExpertCounts::from(const Config& config, const std::string& all_key, const std::string& per_token_key) {
   const ExpertCounts counts{config.require_positive_int(all_key), config.require_positive_int(per_token_key)};
   if (counts.per_token <= counts.all) return counts;

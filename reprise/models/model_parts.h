@@ -41,6 +41,8 @@ std::vector<LayerKind> upper_window_kinds(const Config& config);
 
 // `path`.gate_proj, .up_proj, .down_proj. `size`: F.
 GatedMlp take_gated_mlp(WeightReader& weights, const std::string& path, int hidden_size, int size, bool bias = false);
+// The same where the first two are one matrix: `path`.gate_up_proj, .down_proj.
+GatedMlp take_fused_gated_mlp(WeightReader& weights, const std::string& path, int hidden_size, int size);
 
 // How many experts there are, and how many of them each token gets.
 struct ExpertCounts {

@@ -31,13 +31,6 @@ AttentionBlock take_fused_attention(WeightReader& weights, const std::string& pa
           .scale = 1.0f / std::sqrt(static_cast<float>(sizes.head_dim))};
 }
 
-GatedMlp take_fused_mlp(WeightReader& weights, const std::string& path, int E, int F) {
-  const auto gate_up = weights.take_linears(path + ".gate_up_proj", {F, F}, E, false);
-  return {.gate_proj = gate_up[0],
-          .up_proj = gate_up[1],
-          .down_proj = weights.take_linear(path + ".down_proj", E, F, false)};
-}
-
 // LongRoPE has had three names; the length it stretches stands beside it.
 RopeOptions rope_options(const Config& config, int head_dim) {
   RopeOptions options = config.rope(config.rotary_dims(head_dim));
@@ -81,7 +74,7 @@ std::unique_ptr<LanguageModel> make_phi3(const ModelFiles& files, const ModelOpt
     parts.layers.push_back(
         make_layer(PreNormLayer{weights.take_rms_norm(path + ".input_layernorm", E, eps), std::move(attention),
                                 weights.take_rms_norm(path + ".post_attention_layernorm", E, eps),
-                                take_fused_mlp(weights, path + ".mlp", E, F)}));
+                                take_fused_gated_mlp(weights, path + ".mlp", E, F)}));
   }
   return make_decoder(config, weights, std::move(parts));
 }

@@ -79,8 +79,10 @@ TEST(ConfigRope, TheBaseOfAnArchitectureHoldsOnlyWithoutRopeTheta) {
 
 TEST(ConfigRope, PartOfAHeadRotatesByFactor) {
   EXPECT_EQ(Config("{}").rotary_dims(32), 32);
+  EXPECT_EQ(Config("{}").rotary_dims(32, 0.5f), 16);
   EXPECT_EQ(Config(R"({"partial_rotary_factor": 0.75})").rotary_dims(32), 24);
   EXPECT_EQ(Config(R"({"rope_parameters": {"partial_rotary_factor": 0.5}})").rotary_dims(32), 16);
+  EXPECT_EQ(Config(R"({"rope_parameters": {"partial_rotary_factor": 0.75}})").rotary_dims(32, 0.5f), 24);
   EXPECT_THROW(Config(R"({"partial_rotary_factor": 1.5})").rotary_dims(32), Error);
 }
 
