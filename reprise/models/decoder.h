@@ -114,8 +114,6 @@ class DecoderModel final : public LanguageModel {
 
 enum class NormKind { rms, layer };
 
-// All parts but the layers, by mlx-lm's names, each after `prefix`; lm_head unless the config or its absence ties it to
-// the embedding. Called after the layers are taken is as good as before.
 struct DecoderEndsOptions {
   std::string prefix = {};  // "language_model."
   float norm_eps = 1e-6f;
@@ -124,6 +122,8 @@ struct DecoderEndsOptions {
   std::string norm = "model.norm";
   NormKind norm_kind = NormKind::rms;
 };
+// All parts but the layers and their kinds, by mlx-lm's names, each after the prefix; lm_head unless the config or its
+// absence ties it to the embedding. Before or after the layers are taken.
 DecoderParts take_decoder_ends(WeightReader& weights, const Config& config, const DecoderEndsOptions& options);
 
 // The model, once every weight is taken. Throws: as WeightReader::finish; corrupt_data for impossible sizes.
