@@ -1,11 +1,24 @@
-# cmake -DPROGRAM=… -DSOURCE_DIR=… -DPART=K/N -P run_models.cmake: a program over the full kit where it is, else over the
-# committed subset.
-set(folder "${SOURCE_DIR}/tests/data/models")
+# cmake -DPROGRAM=… -DSOURCE_DIR=… -DPART=K/N -P run_models.cmake: a program over the full kit where it is, and over the
+# committed models that are not in it.
+set(committed "${SOURCE_DIR}/tests/data/models")
+set(kit "${committed}")
 foreach(candidate "$ENV{REPRISE_TEST_DATA}/models" "${SOURCE_DIR}/../shared/models")
   if(IS_DIRECTORY "${candidate}")
-    set(folder "${candidate}")
+    set(kit "${candidate}")
     break()
   endif()
 endforeach()
-message(STATUS "models: ${folder}")
-execute_process(COMMAND "${PROGRAM}" "${folder}" --part "${PART}" COMMAND_ERROR_IS_FATAL ANY)
+message(STATUS "models: ${kit}")
+execute_process(COMMAND "${PROGRAM}" "${kit}" --part "${PART}" COMMAND_ERROR_IS_FATAL ANY)
+
+file(GLOB besides RELATIVE "${committed}" "${committed}/*/config.json")
+list(TRANSFORM besides REPLACE "/config.json$" "")
+foreach(name IN LISTS besides)
+  if(EXISTS "${kit}/${name}/config.json")
+    list(REMOVE_ITEM besides "${name}")
+  endif()
+endforeach()
+if(besides)
+  message(STATUS "and committed: ${besides}")
+  execute_process(COMMAND "${PROGRAM}" "${committed}" --part "${PART}" --only ${besides} COMMAND_ERROR_IS_FATAL ANY)
+endif()

@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
 """Make the committed subset of the model conformance kit: a model for every family of caches.
 
-usage: make_subset.py KIT_DIR OUT_DIR
+usage: make_subset.py KIT_DIR OUT_DIR      (OUT_DIR's other folders, which make_model.py made, stay)
 The kit's README states how its values were made (mlx-lm 0.32.2 on mlx 0.32.4, CPU).
 """
-import os
 import shutil
 import sys
 
@@ -20,8 +19,6 @@ FOLDERS = {  # and whether hf/, the original layout of the same weights, comes a
 }
 
 kit, out = sys.argv[1:3]
-for name in os.listdir(out):
-    if os.path.isdir(f"{out}/{name}"):
-        shutil.rmtree(f"{out}/{name}")
 for name, with_hf in FOLDERS.items():
+    shutil.rmtree(f"{out}/{name}", ignore_errors=True)
     shutil.copytree(f"{kit}/{name}", f"{out}/{name}", ignore=None if with_hf else shutil.ignore_patterns("hf"))
