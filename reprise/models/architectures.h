@@ -13,6 +13,7 @@ std::unique_ptr<LanguageModel> make_falcon_h1(const ModelFiles& files, const Mod
 std::unique_ptr<LanguageModel> make_gemma2(const ModelFiles& files, const ModelOptions& options);
 std::unique_ptr<LanguageModel> make_gemma3(const ModelFiles& files, const ModelOptions& options);
 std::unique_ptr<LanguageModel> make_gemma3_text(const ModelFiles& files, const ModelOptions& options);
+std::unique_ptr<LanguageModel> make_glm4(const ModelFiles& files, const ModelOptions& options);
 std::unique_ptr<LanguageModel> make_gpt_oss(const ModelFiles& files, const ModelOptions& options);
 std::unique_ptr<LanguageModel> make_granite(const ModelFiles& files, const ModelOptions& options);
 std::unique_ptr<LanguageModel> make_jamba(const ModelFiles& files, const ModelOptions& options);

@@ -27,6 +27,7 @@ constexpr std::array kArchitectures = {
     Architecture{"gemma2", internal::make_gemma2},
     Architecture{"gemma3", internal::make_gemma3},
     Architecture{"gemma3_text", internal::make_gemma3_text},
+    Architecture{"glm4", internal::make_glm4},
     Architecture{"gpt_oss", internal::make_gpt_oss},
     Architecture{"granite", internal::make_granite},
     Architecture{"iquestcoder", internal::make_llama},
