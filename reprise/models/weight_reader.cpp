@@ -9,8 +9,8 @@
 #include "mlx/ops.h"
 #include "mlx/transforms.h"
 #include "reprise/base/error.h"
-#include "reprise/kernels/affine_format.h"
 #include "reprise/models/model_parts.h"
+#include "reprise/nn/weight.h"
 
 namespace reprise::internal {
 

@@ -108,7 +108,7 @@ TEST(Bench, AGroupSizeThatDoesNotFitIsOneError) {
 
 TEST(Bench, AnInterruptEndsIt) {
   REPRISE_NEED_MODEL(model);
-  Program program({"bench", "--model", model, "--prompt", "100000", "--prefill-step-size", "8"});
+  Program program({"bench", "--model", model, "--prompt", "8000", "--prefill-step-size", "8"});
   ::usleep(1500000);  // it has loaded the model by then, or takes the interrupt afterwards
   program.signal(SIGINT);
   const auto outcome = program.finish();

@@ -207,7 +207,7 @@ TEST(ResolveModel, FindsHubIdsInTheLocalCache) {
     ADD_FAILURE() << "found what is not there";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::not_found);
-    EXPECT_NE(std::string(error.what()).find("hf download org/other"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("reprise pull org/other"), std::string::npos) << error.what();
   }
 }
 
