@@ -231,6 +231,9 @@ std::optional<Config> Config::get_object(const std::string& key) const {
 bool Config::has(const std::string& key) const { return find(document_->json, key) != nullptr; }
 
 RopeOptions Config::rope(int dims, const RopeKeys& keys) const {
+  // A table of frequencies is made before any weight has told the size.
+  constexpr int kMostDims = 1 << 16;
+  if (dims > kMostDims) corrupt("heads must have at most " + std::to_string(kMostDims) + " features that rotate");
   const Json& json = document_->json;
   RopeOptions options{.dims = dims, .traditional = get_bool("rope_traditional").value_or(false)};
   options.max_position_embeddings = get_int("max_position_embeddings");
