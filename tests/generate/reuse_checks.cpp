@@ -328,7 +328,7 @@ std::vector<ReuseSetting> reuse_settings() {
 
 double reuse_tolerance(const LanguageModel& model, const KVCacheOptions& kv) {
   // Rows whose first piece was attended to before it was quantised, beside rows that were always quantised: the kit's
-  // models are off by up to 2.3e-2 there at 8 bits, by 0.3 and more with one row in the wrong place.
+  // models are off by up to 2.3e-2 there at 8 bits.
   const double stored = !kv.kv_bits ? 0 : *kv.kv_bits >= 8 ? 4e-2 : 0.25;
   return std::max(stored, model.info().quantization == "none" ? 1e-4 : 2e-3);
 }
