@@ -44,8 +44,8 @@ void ungroup_rows(WeightReader& weights, const std::string& path, int groups, co
   const int per_group = std::accumulate(sizes.begin(), sizes.end(), 0);
   for (const char* part : {".weight", ".scales", ".biases", ".bias"}) {
     if (!weights.has(path + part)) continue;
-    mx::array rows = weights.release(path + part);
-    if (rows.size() > 0 && rows.ndim() >= 1 && rows.shape(0) == groups * per_group) {
+    weights.transform(path + part, [&](const mx::array& rows) {
+      if (rows.size() == 0 || rows.ndim() < 1 || rows.shape(0) != groups * per_group) return rows;
       const mx::array grouped = mx::reshape(rows, {groups, per_group, -1});
       const int columns = grouped.shape(2);
       std::vector<mx::array> maps;
@@ -55,16 +55,15 @@ void ungroup_rows(WeightReader& weights, const std::string& path, int groups, co
         maps.push_back(mx::reshape(map, {groups * size, columns}));
         first += size;
       }
-      rows = mx::reshape(mx::concatenate(maps, 0), rows.shape());
-    }
-    weights.put(path + part, std::move(rows));
+      return mx::reshape(mx::concatenate(maps, 0), rows.shape());
+    });
   }
 }
 
 namespace {
 
 GatedDeltaParams take_params(WeightReader& weights, const std::string& path, const GatedDeltaSizes& s) {
-  weights.put(path + ".A_log", mx::exp(mx::astype(weights.release(path + ".A_log"), mx::float32)));
+  weights.transform(path + ".A_log", [](const mx::array& a) { return mx::exp(mx::astype(a, mx::float32)); });
   return {.conv = {.weight = weights.take_short_conv(path + ".conv1d", s.channels(), s.conv_width),
                    .activation = ConvActivation::silu},
           .rule = {.key_heads = s.key_heads,

@@ -50,7 +50,7 @@ ShortConv take_ssm_conv(WeightReader& weights, const std::string& path, int chan
 
 mx::array take_decay_rates(WeightReader& weights, const std::string& path, const mx::Shape& shape) {
   const std::string name = path + ".A_log";
-  weights.put(name, decay_rates(weights.release(name)));
+  weights.transform(name, decay_rates);
   return weights.take_float32(name, shape);
 }
 

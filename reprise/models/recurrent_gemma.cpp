@@ -88,8 +88,9 @@ std::vector<LayerKind> layer_kinds(const Config& config) {
 // Λ is stored; the recurrence wants c · softplus(Λ) with c = 8.
 RgLruParams take_rg_lru(WeightReader& weights, const std::string& path, int heads, int width) {
   const int d = width / heads;
-  const mx::array lambda = mx::astype(weights.release(path + ".recurrent_param"), mx::float32);
-  weights.put(path + ".recurrent_param", mx::multiply(mx::array(8.0f), mx::logaddexp(lambda, mx::array(0.0f))));
+  weights.transform(path + ".recurrent_param", [](const mx::array& lambda) {
+    return mx::multiply(mx::array(8.0f), mx::logaddexp(mx::astype(lambda, mx::float32), mx::array(0.0f)));
+  });
   return {.input_gate_weight = weights.take(path + ".input_gate_weight", {heads, d, d}),
           .input_gate_bias = weights.take(path + ".input_gate_bias", {heads, d}),
           .recurrent_gate_weight = weights.take(path + ".recurrent_gate_weight", {heads, d, d}),

@@ -64,7 +64,10 @@ mx::array WeightReader::take_as_stored(const std::string& name, const mx::Shape&
   const auto found = weights_.find(name);
   if (found == weights_.end()) corrupt("weight '" + name + "' is missing");
   mx::array weight = found->second;
-  if (stored_ != nullptr) stored_->push_back({name, weight, /*is_matrix=*/false});
+  if (stored_ != nullptr) {
+    const auto original = as_stored_.find(name);
+    stored_->push_back({name, original == as_stored_.end() ? weight : original->second, /*is_matrix=*/false});
+  }
   if (adapter_ != nullptr && adapter_->kind == Adapter::Kind::full && unused_adapter_weights_.erase(name) != 0) {
     weight = adapter_->weights.at(name);
   }
@@ -191,6 +194,7 @@ SwitchLinear WeightReader::take_switch_linear(const std::string& path, int exper
 MultiLinear WeightReader::take_multi_linear(const std::string& path, int heads, int out, int in) {
   if (has(path + ".scales")) return MultiLinear(take_stored_weight(path, {heads}, out, in));
   const mx::array matrices = take(path + ".weight", {heads, out, in});
+  if (stored_ != nullptr) stored_->back().is_matrix = true;
   matrices_["not quantised"] += matrices.size();
   return MultiLinear(matrices);
 }
@@ -288,6 +292,7 @@ mx::array WeightReader::take_short_conv(const std::string& path, int channels, i
   const std::string name = path + ".weight";
   const mx::array stored = release(name);
   const bool fits = stored.shape() == mx::Shape{channels, width, 1} || stored.shape() == mx::Shape{channels, 1, width};
+  if (fits) as_stored_.insert_or_assign(name, mx::reshape(stored, {channels, width, 1}));
   put(name, fits ? mx::reshape(stored, {channels, width}) : stored);
   return take(name, {channels, width});
 }
@@ -324,6 +329,12 @@ mx::array WeightReader::release(const std::string& name) {
 
 void WeightReader::put(const std::string& name, mx::array weight) {
   weights_.insert_or_assign(name, std::move(weight));
+}
+
+void WeightReader::transform(const std::string& name, const std::function<mx::array(const mx::array&)>& change) {
+  const mx::array stored = release(name);
+  as_stored_.insert_or_assign(name, stored);
+  put(name, change(stored));
 }
 
 std::vector<std::string> WeightReader::names() const {

@@ -41,6 +41,10 @@ class WeightReader {
   // Removes a tensor and hands it out, unchecked. Throws: corrupt_data when it is missing.
   mlx::core::array release(const std::string& name);
   void put(const std::string& name, mlx::core::array weight);
+  // What a model computes from a tensor of mlx-lm's layout before it takes it: in files the tensor stays as it was.
+  // Throws: corrupt_data when it is missing.
+  void transform(const std::string& name,
+                 const std::function<mlx::core::array(const mlx::core::array& stored)>& change);
   std::vector<std::string> names() const;  // of what is left, sorted
 
   // Each throws corrupt_data, naming the tensor, when it is missing or has another shape or dtype.
@@ -107,6 +111,7 @@ class WeightReader {
   WeightMap weights_;
   std::shared_ptr<const Adapter> adapter_;  // null: none
   std::set<std::string> unused_adapter_weights_;
+  WeightMap as_stored_ = {};                     // of what was transformed
   std::vector<StoredWeight>* stored_ = nullptr;  // see ModelOptions
   QuantizationOverrides overrides_;
   mlx::core::Dtype dtype_;
