@@ -332,6 +332,11 @@ void WeightReader::put(const std::string& name, mx::array weight) {
 }
 
 void WeightReader::transform(const std::string& name, const std::function<mx::array(const mx::array&)>& change) {
+  // Its rows would be added in the file's order.
+  const std::string path = name.substr(0, name.rfind('.'));
+  if (adapter_ != nullptr && adapter_->weights.count(path + ".lora_a") != 0) {
+    throw Error(ErrorCode::unsupported, "[make_model] an adapter of '" + path + "' is not supported");
+  }
   const mx::array stored = release(name);
   as_stored_.insert_or_assign(name, stored);
   put(name, change(stored));
