@@ -9,7 +9,7 @@ gemma3_file=$cache/models/gemma-3-270m-q4_k_m.gguf
 gemma3_sha256=a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818
 
 debian_packages="ca-certificates g++ cmake ninja-build pkg-config python3-pip
-  libopenblas-dev libssl-dev nlohmann-json3-dev libcli11-dev libedit-dev libcurl4-openssl-dev libgtest-dev libhwy-dev"
+  libopenblas-dev libssl-dev nlohmann-json3-dev libcli11-dev libedit-dev libcurl4-openssl-dev libsqlite3-dev libgtest-dev libhwy-dev"
 brew_packages="cmake ninja pkg-config nlohmann-json cli11 openssl@3 googletest highway"
 rust_minimum=87 # as in 1.87
 

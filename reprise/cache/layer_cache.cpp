@@ -4,6 +4,7 @@
 #include "reprise/base/error.h"
 #include "reprise/cache/batched_cache.h"
 #include "reprise/nn/attention.h"
+#include "reprise/nn/masks.h"
 
 namespace reprise {
 
@@ -69,6 +70,23 @@ std::unique_ptr<LayerCache> merge_caches(const std::vector<const LayerCache*>& c
                     (cache && caches.front() ? caches.front()->class_name() + " and " + cache->class_name() : "null"));
   }
   return caches.front()->merge(caches);
+}
+
+// The cache's own mask, less what lies in other chunks than the query.
+Mask AttentionCache::make_chunk_mask(int N, int chunk_size) const {
+  const int columns = length() + N;
+  std::vector<int> first = positions();  // of column 0 in each row
+  for (int& at : first) at -= length();
+  if (position()) {
+    const bool is_one_chunk = first[0] / chunk_size == (std::int64_t{first[0]} + columns - 1) / chunk_size;
+    if (is_one_chunk) return make_mask(N);
+  }
+  const Offset start =
+      position() ? Offset(first[0]) : Offset(mx::array(first.data(), {static_cast<int>(first.size())}, mx::int32));
+  const Mask all = make_mask(N, {.window = {}, .return_array = true});
+  const mx::array same = create_same_chunk_mask(N, columns, start, chunk_size);
+  const auto* visible = std::get_if<mx::array>(&all);
+  return visible != nullptr ? mx::logical_and(*visible, same) : same;
 }
 
 KeysValues AttentionCache::store(const mx::array& keys, const mx::array& values,

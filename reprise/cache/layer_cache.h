@@ -131,6 +131,10 @@ class AttentionCache : public LayerCache {
   // Mask for N new tokens, asked before their update. Throws: invalid_argument for N < 1 or window < 1.
   virtual Mask make_mask(int N, const MaskOptions& options = {}) const = 0;
 
+  // The same for attention within chunks of the sequence: the query at position q sees keys from ⌊q / chunk_size⌋ ·
+  // chunk_size on.
+  virtual Mask make_chunk_mask(int N, int chunk_size) const;
+
   // Norms and rotates q and k at offset(), stores k and v (in the stored rows' dtype), returns attention over all of
   // it. A call that throws has stored nothing. q [B, H, L, D], k [B, Hkv, L, D], v [B, Hkv, L, Dv]. Returns: [B, H, L,
   // Dv] in q's dtype. The default is made of the parts; a class overrides it where a fused kernel exists, with equal

@@ -285,18 +285,6 @@ bool verify_reuse(const LanguageModel& model, TokenId last, RecordedCache& cache
 
 }  // namespace
 
-std::string_view to_string(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::stop:
-      return "stop";
-    case FinishReason::length:
-      return "length";
-    case FinishReason::cancelled:
-      return "cancelled";
-  }
-  return "stop";
-}
-
 double GenerateStats::prefill_tps() const {
   return prefill_time.count() > 0 ? (prompt_tokens - cached_tokens) / prefill_time.count() : 0.0;
 }

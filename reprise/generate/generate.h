@@ -13,15 +13,13 @@
 #include <vector>
 
 #include "reprise/base/tokens.h"
+#include "reprise/generate/finish_reason.h"
 #include "reprise/generate/kv_cache_options.h"
 #include "reprise/generate/loaded_model.h"
 #include "reprise/generate/recorded_cache.h"
 #include "reprise/sampling/sampler.h"
 
 namespace reprise {
-
-enum class FinishReason { stop, length, cancelled };
-std::string_view to_string(FinishReason reason);
 
 struct GenerateStats {
   int prompt_tokens = 0;      // the whole prompt: cached and processed

@@ -11,7 +11,6 @@
 #include "reprise/cache/kv_cache.h"
 #include "reprise/cache/rotating_kv_cache.h"
 #include "reprise/models/model_parts.h"
-#include "reprise/nn/masks.h"
 
 namespace reprise::internal {
 
@@ -64,23 +63,6 @@ LayerStep caches_of(const LayerKind& kind, LayerCache& cache) {
     step.attention = dynamic_cast<AttentionCache*>(&cache);
   }
   return step;
-}
-
-// Attention within chunks: the cache's own mask, less what lies in other chunks than the query.
-Mask chunk_mask(const AttentionCache& cache, int N, int chunk_size) {
-  const int columns = cache.length() + N;
-  std::vector<int> first = cache.positions();  // of column 0 in each row
-  for (int& position : first) position -= cache.length();
-  if (cache.position()) {
-    const bool is_one_chunk = first[0] / chunk_size == (std::int64_t{first[0]} + columns - 1) / chunk_size;
-    if (is_one_chunk) return cache.make_mask(N);
-  }
-  const Offset start = cache.position() ? Offset(first[0])
-                                        : Offset(mx::array(first.data(), {static_cast<int>(first.size())}, mx::int32));
-  const Mask all = cache.make_mask(N, {.return_array = true});
-  const mx::array same = create_same_chunk_mask(N, columns, start, chunk_size);
-  const auto* visible = std::get_if<mx::array>(&all);
-  return visible != nullptr ? mx::logical_and(*visible, same) : same;
 }
 
 // What is wrong with `cache` for a layer of this kind; empty: nothing.
@@ -169,7 +151,7 @@ std::vector<LayerStep> DecoderModel::steps(PromptCache& cache, int N) const {
       step.mask = steps[first].mask;
       step.real_columns = steps[first].real_columns;
     } else if (chunked != nullptr) {
-      step.mask = chunk_mask(*step.attention, N, chunked->chunk_size);
+      step.mask = step.attention->make_chunk_mask(N, chunked->chunk_size);
     } else {
       const auto* sliding = std::get_if<SlidingAttention>(&kind);
       const MaskOptions options{.window = sliding != nullptr ? std::optional(sliding->window) : std::nullopt};

@@ -1,0 +1,1 @@
+#include "reprise/cache/page_pool.h"

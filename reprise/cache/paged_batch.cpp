@@ -1,0 +1,1 @@
+#include "reprise/cache/paged_batch.h"

@@ -1,0 +1,1 @@
+#include "reprise/cache/paged_kv_cache.h"

@@ -1,0 +1,1 @@
+#include "reprise/engine/engine.h"

@@ -1,0 +1,1 @@
+#include "reprise/engine/model_runner.h"

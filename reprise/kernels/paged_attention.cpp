@@ -1,0 +1,1 @@
+#include "reprise/kernels/paged_attention.h"

@@ -1,0 +1,1 @@
+#include "reprise/prefix/prefix_tree.h"

@@ -1,0 +1,1 @@
+#include "reprise/prefix/tiers/disk_tier.h"

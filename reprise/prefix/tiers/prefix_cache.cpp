@@ -1,0 +1,1 @@
+#include "reprise/prefix/tiers/prefix_cache.h"

@@ -1,0 +1,1 @@
+#include "reprise/prefix/tiers/prompt_blocks.h"
