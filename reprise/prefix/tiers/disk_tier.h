@@ -16,7 +16,8 @@
 #include <vector>
 
 #include "reprise/base/tokens.h"
-#include "reprise/prefix/tiers/prompt_blocks.h"
+#include "reprise/prefix/prefix_tree.h"
+#include "reprise/prefix/tiers/tensor_file.h"
 #include "reprise/storage/file_system.h"
 
 namespace reprise {
@@ -27,6 +28,8 @@ struct DiskTierOptions {
   int block_size = 256;                                   // of the tree above it
   std::size_t max_queued_bytes = std::size_t{256} << 20;  // beyond it what comes to be written is dropped and counted
   FileSystem* file_system = nullptr;                      // null: the real one
+  // What is written as tensors, on the writer thread; empty: to_tensors of prompt_blocks.h.
+  std::function<TensorFile(const Stored&)> to_tensors = {};
 };
 
 struct DiskTierStats {

@@ -3,16 +3,15 @@
 // Threads: values; everything is evaluated before it is cut.
 #pragma once
 
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "mlx/array.h"
 #include "reprise/cache/paged_kv_cache.h"
 #include "reprise/cache/prompt_cache.h"
 #include "reprise/prefix/prefix_tree.h"
+#include "reprise/prefix/tiers/tensor_file.h"
 
 namespace reprise {
 
@@ -44,11 +43,7 @@ std::shared_ptr<const PromptCheckpoint> take_checkpoint(const PromptCache& cache
 PromptCache rebuild_prompt_cache(const PromptCache& form, const std::vector<PrefixTree::Block>& blocks, int length,
                                  const StoredRef& checkpoint);
 
-// As safetensors hold it. Evaluated arrays; may be called on any thread.
-struct TensorFile {
-  std::map<std::string, mlx::core::array> tensors;
-  std::map<std::string, std::string> metadata;
-};
+// Evaluated arrays; may be called on any thread.
 TensorFile to_tensors(const Stored& block_or_checkpoint);
 // Throws: corrupt_data for tensors or metadata that do not fit; all pages come from `pool`.
 std::shared_ptr<const PromptBlock> block_from_tensors(const TensorFile& file, const std::shared_ptr<PagePool>& pool);
