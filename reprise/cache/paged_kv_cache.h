@@ -51,6 +51,11 @@ class PagedKVCache final : public AttentionCache {
   // not empty.
   void adopt(const std::vector<PageSpan>& spans, int length);
 
+  // What evaluates the rows appended so far, if they may not have run; PromptCache::eval does not reach them.
+  void collect_pending(std::vector<mlx::core::array>& out) const {
+    if (stored_) out.push_back(*stored_);
+  }
+
   // The same rows in mlx-lm's class: KVCache, RotatingKVCache, ChunkedKVCache or the quantised one.
   std::unique_ptr<LayerCache> plain() const;
 
