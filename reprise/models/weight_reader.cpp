@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <numeric>
 #include <utility>
-#include <variant>
 
 #include "mlx/device.h"
 #include "mlx/ops.h"
@@ -253,19 +252,6 @@ mx::array rows_of(const mx::array& matrix, int first, int count) {
   return mx::slice(matrix, start, stop);
 }
 
-Weight rows_of(const Weight& weight, int first, int count) {
-  return with_each_array(weight, [&](const mx::array& array) { return rows_of(array, first, count); });
-}
-
-void append_arrays(const Weight& weight, std::vector<mx::array>& arrays) {
-  if (const auto* dense = std::get_if<DenseWeight>(&weight)) {
-    arrays.push_back(*dense);
-  } else {
-    const auto& q = std::get<QuantizedWeight>(weight);
-    arrays.insert(arrays.end(), {q.packed, q.scales, q.biases});
-  }
-}
-
 }  // namespace
 
 std::vector<Linear> WeightReader::take_linears(const std::string& path, const std::vector<int>& outs, int in,
@@ -279,8 +265,9 @@ std::vector<Linear> WeightReader::take_linears(const std::string& path, const st
   for (const int rows : outs) {
     std::optional<mx::array> own;
     if (biases) own = taken_.emplace_back(rows_of(*biases, first, rows));
-    const Weight part = rows_of(weight, first, rows);
-    append_arrays(part, taken_);  // views, which finish evaluates with the whole
+    // Views, which finish evaluates with the whole.
+    const Weight part = with_each_array(
+        weight, [&](const mx::array& array) { return taken_.emplace_back(rows_of(array, first, rows)); });
     layers.emplace_back(part, std::move(own));
     first += rows;
   }

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -64,6 +65,26 @@ TEST(StoredWeights, AreTheFilesOwn) {
       ASSERT_NE(original, files.weights.end()) << name;
       ASSERT_EQ(weight.shape(), original->second.shape()) << name;
       EXPECT_TRUE(mx::array_equal(weight, original->second).item<bool>()) << name;
+    }
+  }
+}
+
+// Maps that a file holds as one matrix (Phi 3's) are cut in every format.
+TEST(QuantizeModel, EveryFormatOfEveryFolderIsReadAgain) {
+  for (const auto& entry : fs::directory_iterator(test::kit_folder())) {
+    if (!fs::exists(entry.path() / "config.json")) continue;
+    for (const auto& format : {std::optional<MicroscalingFormat>(), std::optional(MicroscalingFormat::mxfp4),
+                               std::optional(MicroscalingFormat::nvfp4)}) {
+      SCOPED_TRACE(entry.path().string() + (format ? std::string(" ") + name_of(*format) : ""));
+      ModelFiles files = read_model_files(entry.path());
+      try {
+        const auto quantized = quantize_model(files, {.bits = 4, .group_size = 32, .format = format});
+        files.config_json = quantized.config_json;
+        files.weights = quantized.weights;
+      } catch (const Error&) {
+        continue;  // of quantised weights already, or of sizes that no group divides
+      }
+      EXPECT_NO_THROW(make_model(files));
     }
   }
 }
