@@ -27,9 +27,7 @@ struct QuantizeCommand {
 };
 
 MicroscalingFormat format_of(const std::string& text) {
-  for (const auto format : {MicroscalingFormat::mxfp4, MicroscalingFormat::mxfp8, MicroscalingFormat::nvfp4}) {
-    if (text == name_of(format)) return format;
-  }
+  if (const auto format = find_microscaling_format(text)) return *format;
   throw UsageError("--mode must be affine, mxfp4, mxfp8 or nvfp4, but got \"" + text + "\"");
 }
 

@@ -21,17 +21,10 @@ namespace reprise::kernels {
 
 namespace mx = mlx::core;
 
+using internal::refuse;
+using internal::text;
+
 namespace {
-
-[[noreturn]] void refuse(const char* function, const std::string& what) {
-  throw Error(ErrorCode::invalid_argument, "[" + std::string(function) + "] " + what);
-}
-
-std::string text(const mx::Shape& shape) {
-  std::string out = "[";
-  for (std::size_t i = 0; i < shape.size(); ++i) out += (i ? ", " : "") + std::to_string(shape[i]);
-  return out + "]";
-}
 
 void check_maps(const char* function, const ExpertMapsPtr& map) {
   if (!map) refuse(function, "maps must be given, but got null");
@@ -177,19 +170,6 @@ int ExpertMaps::experts() const {
   if (const auto* dense = std::get_if<DenseWeight>(&weight)) return dense->shape(0);
   if (const auto* m = std::get_if<MicroscaledWeight>(&weight)) return m->packed.shape(0);
   return std::get<QuantizedWeight>(weight).packed.shape(0);
-}
-
-int ExpertMaps::in() const {
-  if (const auto* dense = std::get_if<DenseWeight>(&weight)) return dense->shape(-1);
-  if (const auto* m = std::get_if<MicroscaledWeight>(&weight)) return m->scales.shape(-1) * group_size_of(m->format);
-  const auto& q = std::get<QuantizedWeight>(weight);
-  return q.scales.shape(-1) * q.group_size;
-}
-
-int ExpertMaps::out() const {
-  if (const auto* dense = std::get_if<DenseWeight>(&weight)) return dense->shape(-2);
-  if (const auto* m = std::get_if<MicroscaledWeight>(&weight)) return m->packed.shape(-2);
-  return std::get<QuantizedWeight>(weight).packed.shape(-2);
 }
 
 mx::array switch_linear(const mx::array& x, const mx::array& experts, const ExpertMapsPtr& map) {

@@ -20,8 +20,8 @@ struct ExpertMaps {
   std::optional<mlx::core::array> bias = {};  // [experts, out]
 
   int experts() const;
-  int in() const;
-  int out() const;
+  int in() const { return inputs_of(weight); }
+  int out() const { return outputs_of(weight); }
 };
 using ExpertMapsPtr = std::shared_ptr<const ExpertMaps>;
 

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "mlx/ops.h"
-#include "reprise/base/error.h"
 #include "reprise/kernels/choice.h"
 #include "reprise/kernels/reference.h"
 #include "reprise/kernels/rows_operation.h"
@@ -15,13 +14,10 @@ namespace reprise::kernels {
 
 namespace mx = mlx::core;
 using internal::HeldNorm;
+using internal::refuse;
 using internal::RowsOperation;
 
 namespace {
-
-[[noreturn]] void refuse(const char* function, const std::string& what) {
-  throw Error(ErrorCode::invalid_argument, "[" + std::string(function) + "] " + what);
-}
 
 void check_input(const char* function, const mx::array& x, int in) {
   if (x.ndim() >= 1 && x.shape(-1) == in && mx::issubdtype(x.dtype(), mx::floating)) return;

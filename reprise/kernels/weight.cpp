@@ -39,22 +39,27 @@ bool is_affine_format(int bits, int group_size, int in) {
   return (group_size == 32 || group_size == 64 || group_size == 128) && in % group_size == 0;
 }
 
-int AffineMap::in() const {
+std::optional<MicroscalingFormat> find_microscaling_format(std::string_view name) {
+  for (const MicroscalingFormat format : kMicroscalingFormats) {
+    if (name == name_of(format)) return format;
+  }
+  return {};
+}
+
+int inputs_of(const Weight& weight) {
   if (const auto* dense = std::get_if<DenseWeight>(&weight)) return dense->shape(-1);
   if (const auto* m = std::get_if<MicroscaledWeight>(&weight)) return m->scales.shape(-1) * group_size_of(m->format);
   const auto& w = std::get<QuantizedWeight>(weight);
   return w.scales.shape(-1) * w.group_size;
 }
 
-int AffineMap::out() const {
-  if (const auto* dense = std::get_if<DenseWeight>(&weight)) return dense->shape(0);
-  if (const auto* m = std::get_if<MicroscaledWeight>(&weight)) return m->packed.shape(0);
-  return std::get<QuantizedWeight>(weight).packed.shape(0);
+int outputs_of(const Weight& weight) {
+  if (const auto* dense = std::get_if<DenseWeight>(&weight)) return dense->shape(-2);
+  if (const auto* m = std::get_if<MicroscaledWeight>(&weight)) return m->packed.shape(-2);
+  return std::get<QuantizedWeight>(weight).packed.shape(-2);
 }
 
 namespace kernels::internal {
-
-namespace {
 
 std::string text(const mx::Shape& shape) {
   std::string out = "[";
@@ -62,9 +67,11 @@ std::string text(const mx::Shape& shape) {
   return out + "]";
 }
 
-[[noreturn]] void refuse(const char* function, const std::string& what) {
+void refuse(const char* function, const std::string& what) {
   throw Error(ErrorCode::invalid_argument, "[" + std::string(function) + "] " + what);
 }
+
+namespace {
 
 bool is_readable(const mx::array& x) {
   if (!x.is_available()) {

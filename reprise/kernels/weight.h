@@ -2,8 +2,10 @@
 // Threads: values; arrays follow MLX's rule (an unevaluated array belongs to the thread that built it).
 #pragma once
 
+#include <array>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <variant>
 
 #include "mlx/array.h"
@@ -29,6 +31,10 @@ enum class MicroscalingFormat {
   mxfp8,  // e4m3, scales e8m0 for groups of 32
   nvfp4,  // e2m1, scales e4m3 for groups of 16
 };
+inline constexpr std::array kMicroscalingFormats = {MicroscalingFormat::mxfp4, MicroscalingFormat::mxfp8,
+                                                    MicroscalingFormat::nvfp4};
+// None for another name.
+std::optional<MicroscalingFormat> find_microscaling_format(std::string_view name);
 int group_size_of(MicroscalingFormat format);
 int bits_of(MicroscalingFormat format);
 const char* name_of(MicroscalingFormat format);  // as config.json and MLX call it
@@ -42,6 +48,10 @@ struct MicroscaledWeight {
 
 using DenseWeight = mlx::core::array;  // [out, in]
 using Weight = std::variant<DenseWeight, QuantizedWeight, MicroscaledWeight>;
+
+// Of one matrix, or of each of a stack.
+int inputs_of(const Weight& weight);
+int outputs_of(const Weight& weight);
 
 // Applies `change` to each of a weight's arrays, each of which has the same axes but the last: rows, experts.
 template <typename Change>
@@ -60,8 +70,8 @@ struct AffineMap {
   Weight weight;
   std::optional<mlx::core::array> bias = {};  // [out]
 
-  int in() const;
-  int out() const;
+  int in() const { return inputs_of(weight); }
+  int out() const { return outputs_of(weight); }
 };
 using AffineMapPtr = std::shared_ptr<const AffineMap>;
 

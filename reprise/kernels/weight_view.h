@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "mlx/array.h"
@@ -12,6 +13,10 @@
 #include "reprise/kernels/weight.h"
 
 namespace reprise::kernels::internal {
+
+// "[2, 3]", for messages.
+std::string text(const mlx::core::Shape& shape);
+[[noreturn]] void refuse(const char* function, const std::string& what);  // invalid_argument
 
 // None for a dtype that the kernels do not know.
 std::optional<cpu::Element> element_of(mlx::core::Dtype dtype);

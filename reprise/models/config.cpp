@@ -110,9 +110,7 @@ const Json* rope_parameters_of(const Json& config, const std::string& layer_type
 // None for affine quantisation.
 std::optional<MicroscalingFormat> format_of(const std::string& mode) {
   if (mode == "affine") return {};
-  for (const auto format : {MicroscalingFormat::mxfp4, MicroscalingFormat::mxfp8, MicroscalingFormat::nvfp4}) {
-    if (mode == name_of(format)) return format;
-  }
+  if (const auto format = find_microscaling_format(mode)) return format;
   throw Error(ErrorCode::unsupported,
               "[Config] quantisation mode must be affine, mxfp4, mxfp8 or nvfp4, but got '" + mode + "'");
 }

@@ -31,9 +31,8 @@ struct Spec {
 
 Spec spec_of(const QuantizeOptions& options) {
   if (options.format) return {group_size_of(*options.format), bits_of(*options.format), name_of(*options.format)};
-  const bool bits_known = (options.bits >= 2 && options.bits <= 6) || options.bits == 8;
-  const bool group_known = options.group_size == 32 || options.group_size == 64 || options.group_size == 128;
-  if (!bits_known || !group_known) {
+  // Groups of 16 are ours alone.
+  if (options.group_size == 16 || !is_affine_format(options.bits, options.group_size, options.group_size)) {
     throw Error(ErrorCode::invalid_argument,
                 "[quantize_model] bits must be 2, 3, 4, 5, 6 or 8 and the group size 32, 64 or 128, but got " +
                     std::to_string(options.bits) + " and " + std::to_string(options.group_size));

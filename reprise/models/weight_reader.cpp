@@ -122,7 +122,7 @@ QuantizationSpec WeightReader::spec_of(const std::string& path, int in) const {
   const QuantizationSpec spec{in / scales.shape(-1), static_cast<int>(packed_bits / in)};
   if (scales.dtype() != mx::uint8) return spec;
   // Of these, each has its own sizes.
-  for (const auto format : {MicroscalingFormat::mxfp4, MicroscalingFormat::mxfp8, MicroscalingFormat::nvfp4}) {
+  for (const MicroscalingFormat format : kMicroscalingFormats) {
     if (spec.group_size == group_size_of(format) && spec.bits == bits_of(format)) {
       return {spec.group_size, spec.bits, format};
     }

@@ -77,13 +77,8 @@ std::optional<WeightReader::LowRankPair> WeightReader::take_low_rank(const std::
 }
 
 Linear WeightReader::adapted_linear(const std::string& path, Weight weight, std::optional<mx::array> bias) {
-  int out = 0;
-  int in = 0;
-  {
-    const AffineMap map{weight};
-    out = map.out();
-    in = map.in();
-  }
+  const int out = outputs_of(weight);
+  const int in = inputs_of(weight);
   const auto pair = take_low_rank(
       path,
       [&](int rank) {

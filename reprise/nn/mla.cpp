@@ -27,12 +27,6 @@ const mx::array& matrices_of(const Weight& weight) {
   return std::get<DenseWeight>(weight);
 }
 
-int inputs_of(const Weight& weight) {
-  if (const auto* q = std::get_if<QuantizedWeight>(&weight)) return q->scales.shape(-1) * q->group_size;
-  if (const auto* m = std::get_if<MicroscaledWeight>(&weight)) return m->scales.shape(-1) * group_size_of(m->format);
-  return std::get<DenseWeight>(weight).shape(-1);
-}
-
 mx::array joined(const mx::array& a, const mx::array& b) { return mx::concatenate({a, b}, -1); }
 
 // Latents and positions as the keys of one head, and the latents as its values.
@@ -65,7 +59,7 @@ MultiLinear::MultiLinear(Weight stacked) : weight_(std::move(stacked)), heads_(0
   const mx::array& matrices = matrices_of(weight_);
   if (matrices.ndim() != 3) fail("MultiLinear", "the weight must be [heads, out, in]", matrices.shape());
   heads_ = matrices.shape(0);
-  out_ = matrices.shape(1);
+  out_ = outputs_of(weight_);
   in_ = inputs_of(weight_);
 }
 
