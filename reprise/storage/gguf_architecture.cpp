@@ -18,41 +18,26 @@ constexpr std::array<GgufName, 3> kModelNames{
 
 constexpr GgufName kRopeFactors{"rope_freqs", "model.rope_freqs"};  // llama's
 
-constexpr std::array<GgufName, 9> kLlama{{{"attn_norm", "input_layernorm"},
-                                          {"attn_q", "self_attn.q_proj"},
-                                          {"attn_k", "self_attn.k_proj"},
-                                          {"attn_v", "self_attn.v_proj"},
-                                          {"attn_output", "self_attn.o_proj"},
-                                          {"ffn_norm", "post_attention_layernorm"},
-                                          {"ffn_gate", "mlp.gate_proj"},
-                                          {"ffn_up", "mlp.up_proj"},
-                                          {"ffn_down", "mlp.down_proj"}}};
+constexpr std::array<GgufName, 8> kGatedLayer{{{"attn_norm", "input_layernorm"},
+                                               {"attn_q", "self_attn.q_proj"},
+                                               {"attn_k", "self_attn.k_proj"},
+                                               {"attn_v", "self_attn.v_proj"},
+                                               {"attn_output", "self_attn.o_proj"},
+                                               {"ffn_gate", "mlp.gate_proj"},
+                                               {"ffn_up", "mlp.up_proj"},
+                                               {"ffn_down", "mlp.down_proj"}}};
 
-constexpr std::array<GgufName, 11> kQwen3{{{"attn_norm", "input_layernorm"},
-                                           {"attn_q", "self_attn.q_proj"},
-                                           {"attn_k", "self_attn.k_proj"},
-                                           {"attn_v", "self_attn.v_proj"},
-                                           {"attn_q_norm", "self_attn.q_norm"},
+constexpr std::array<GgufName, 1> kLlama{{{"ffn_norm", "post_attention_layernorm"}}};
+
+constexpr std::array<GgufName, 3> kQwen3{{{"attn_q_norm", "self_attn.q_norm"},
+                                          {"attn_k_norm", "self_attn.k_norm"},
+                                          {"ffn_norm", "post_attention_layernorm"}}};
+
+constexpr std::array<GgufName, 5> kGemma3{{{"attn_q_norm", "self_attn.q_norm"},
                                            {"attn_k_norm", "self_attn.k_norm"},
-                                           {"attn_output", "self_attn.o_proj"},
-                                           {"ffn_norm", "post_attention_layernorm"},
-                                           {"ffn_gate", "mlp.gate_proj"},
-                                           {"ffn_up", "mlp.up_proj"},
-                                           {"ffn_down", "mlp.down_proj"}}};
-
-constexpr std::array<GgufName, 13> kGemma3{{{"attn_norm", "input_layernorm"},
-                                            {"attn_q", "self_attn.q_proj"},
-                                            {"attn_k", "self_attn.k_proj"},
-                                            {"attn_v", "self_attn.v_proj"},
-                                            {"attn_q_norm", "self_attn.q_norm"},
-                                            {"attn_k_norm", "self_attn.k_norm"},
-                                            {"attn_output", "self_attn.o_proj"},
-                                            {"post_attention_norm", "post_attention_layernorm"},
-                                            {"ffn_norm", "pre_feedforward_layernorm"},
-                                            {"ffn_gate", "mlp.gate_proj"},
-                                            {"ffn_up", "mlp.up_proj"},
-                                            {"ffn_down", "mlp.down_proj"},
-                                            {"post_ffw_norm", "post_feedforward_layernorm"}}};
+                                           {"post_attention_norm", "post_attention_layernorm"},
+                                           {"ffn_norm", "pre_feedforward_layernorm"},
+                                           {"post_ffw_norm", "post_feedforward_layernorm"}}};
 
 constexpr std::array<GgufName, 6> kPhi3{{{"attn_norm", "input_layernorm"},
                                          {"attn_qkv", "self_attn.qkv_proj"},
@@ -63,11 +48,19 @@ constexpr std::array<GgufName, 6> kPhi3{{{"attn_norm", "input_layernorm"},
 
 // Mistral's models are written as llama.
 const std::array<GgufArchitecture, 5> kArchitectures{{
-    {.name = "llama", .model_type = "llama", .layer_names = kLlama, .interleaves_heads = true},
-    {.name = "qwen2", .model_type = "qwen2", .layer_names = kLlama},
-    {.name = "qwen3", .model_type = "qwen3", .layer_names = kQwen3},
-    {.name = "gemma3", .model_type = "gemma3_text", .layer_names = kGemma3, .norms_hold_one_more = true},
-    {.name = "phi3", .model_type = "phi3", .layer_names = kPhi3},
+    {.name = "llama",
+     .model_type = "llama",
+     .common_names = kGatedLayer,
+     .own_names = kLlama,
+     .interleaves_heads = true},
+    {.name = "qwen2", .model_type = "qwen2", .common_names = kGatedLayer, .own_names = kLlama},
+    {.name = "qwen3", .model_type = "qwen3", .common_names = kGatedLayer, .own_names = kQwen3},
+    {.name = "gemma3",
+     .model_type = "gemma3_text",
+     .common_names = kGatedLayer,
+     .own_names = kGemma3,
+     .norms_hold_one_more = true},
+    {.name = "phi3", .model_type = "phi3", .common_names = {}, .own_names = kPhi3},
 }};
 
 const char* find_name(std::span<const GgufName> names, const std::string& gguf) {
@@ -111,7 +104,8 @@ std::optional<GgufConversion> gguf_conversion(const GgufTensor& tensor, const Gg
     if (stem.starts_with("blk.") && part != std::string::npos) {
       const std::string layer = stem.substr(4, part - 4);
       const std::string role = stem.substr(part + 1);
-      const char* found = find_name(architecture.layer_names, role);
+      const char* own = find_name(architecture.own_names, role);
+      const char* found = own != nullptr ? own : find_name(architecture.common_names, role);
       if (found != nullptr && !layer.empty() && layer.find_first_not_of("0123456789") == std::string::npos) {
         GgufConversion conversion{.tensor = &tensor, .name = "model.layers." + layer + "." + found + suffix};
         if (architecture.interleaves_heads && role == "attn_q") conversion.heads = heads.queries;

@@ -18,9 +18,10 @@ struct GgufName {
 };
 
 struct GgufArchitecture {
-  const char* name;        // `general.architecture`, and the first part of its metadata keys
-  const char* model_type;  // Hugging Face's
-  std::span<const GgufName> layer_names;
+  const char* name;                        // `general.architecture`, and the first part of its metadata keys
+  const char* model_type;                  // Hugging Face's
+  std::span<const GgufName> common_names;  // of a layer's tensors, as other architectures have them
+  std::span<const GgufName> own_names;
   // The rows of each head of q and k lie as pairs that rotate together.
   bool interleaves_heads = false;
   // The norms' weights are stored with 1 added: Hugging Face's models add it when they run.
