@@ -15,10 +15,9 @@ SwitchLinear::SwitchLinear(Weight stacked, std::optional<mx::array> bias)
 
 SwitchLinear::SwitchLinear(Weight stacked, std::optional<mx::array> bias, LowRank low_rank)
     : SwitchLinear(std::move(stacked), std::move(bias)) {
-  low_rank_ = std::make_shared<const LowRankMaps>(
-      LowRankMaps{std::make_shared<const kernels::ExpertMaps>(kernels::ExpertMaps{std::move(low_rank.a)}),
-                  std::make_shared<const kernels::ExpertMaps>(kernels::ExpertMaps{std::move(low_rank.b)}),
-                  low_rank.scale});
+  low_rank_ = std::make_shared<const LowRankMaps>(LowRankMaps{
+      std::make_shared<const kernels::ExpertMaps>(kernels::ExpertMaps{std::move(low_rank.a)}),
+      std::make_shared<const kernels::ExpertMaps>(kernels::ExpertMaps{std::move(low_rank.b)}), low_rank.scale});
 }
 
 mx::array SwitchLinear::operator()(const mx::array& x, const mx::array& experts) const {

@@ -13,9 +13,4 @@ ShortConvResult ShortConv::operator()(const mx::array& x, const std::optional<mx
   return kernels::short_conv(inputs, {.weight = weight, .bias = bias, .activation = activation});
 }
 
-ShortConvResult short_conv(const mx::array& x, const std::optional<mx::array>& state, const mx::array& weight,
-                           const std::optional<mx::array>& bias, const RealColumns& real) {
-  return ShortConv{.weight = weight, .bias = bias}(x, state, real);
-}
-
 }  // namespace reprise

@@ -21,18 +21,14 @@ struct RealColumns {
 using kernels::ConvActivation;
 using kernels::ShortConvResult;
 
-// output[t] = bias + Σ_k weight[:, k] · input[t - K + 1 + k], over the state's K - 1 inputs and then x, paddings read
-// as 0. x [B, L, C]; state none: zeros; weight [C, K]; bias [C]. Throws: invalid_argument for shapes that do not fit.
-ShortConvResult short_conv(const mlx::core::array& x, const std::optional<mlx::core::array>& state,
-                           const mlx::core::array& weight, const std::optional<mlx::core::array>& bias,
-                           const RealColumns& real = {});
-
-// The same as a layer, with what follows it.
+// output[t] = activation(bias + Σ_k weight[:, k] · input[t - K + 1 + k]), over the state's K - 1 inputs and then x,
+// paddings read as 0.
 struct ShortConv {
   mlx::core::array weight;                    // [C, K]
   std::optional<mlx::core::array> bias = {};  // [C]
   ConvActivation activation = ConvActivation::none;
 
+  // x [B, L, C]; state none: zeros. Throws: invalid_argument for shapes that do not fit.
   ShortConvResult operator()(const mlx::core::array& x, const std::optional<mlx::core::array>& state,
                              const RealColumns& real = {}) const;
 };

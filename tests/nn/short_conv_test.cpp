@@ -57,7 +57,8 @@ TEST(ShortConv, EqualsALoopAndChunksEqualOneCall) {
     std::vector<double> inputs(static_cast<std::size_t>((K - 1) * C), 0.0);
     for (const double value : doubles(x)) inputs.push_back(value);
     const Row want = loop(inputs, test::floats(weight), test::floats(bias), C, K);
-    const auto whole = short_conv(x, {}, weight, bias);
+    const ShortConv conv{.weight = weight, .bias = bias};
+    const auto whole = conv(x, {});
     expect_near(whole.output, want.output);
     expect_near(whole.state, want.state);
 
@@ -65,7 +66,7 @@ TEST(ShortConv, EqualsALoopAndChunksEqualOneCall) {
     std::vector<mx::array> outputs;
     for (int at = 0; at < L;) {
       const int end = std::min(L, at == 0 ? 1 : at + 3);
-      const auto part = short_conv(mx::slice(x, {0, at, 0}, {1, end, C}), state, weight, bias);
+      const auto part = conv(mx::slice(x, {0, at, 0}, {1, end, C}), state);
       outputs.push_back(part.output);
       state = part.state;
       at = end;
@@ -78,6 +79,7 @@ TEST(ShortConv, EqualsALoopAndChunksEqualOneCall) {
 TEST(ShortConv, PaddedColumnsAreAsIfTheyWereNotThere) {
   constexpr int C = 3, K = 4, L = 7;
   const auto weight = test::normal({C, K}, 4);
+  const ShortConv conv{.weight = weight};
   const auto before = test::normal({2, K - 1, C}, 5);
   const auto x = test::normal({2, L, C}, 6);
   const std::vector<float> none;
@@ -87,7 +89,7 @@ TEST(ShortConv, PaddedColumnsAreAsIfTheyWereNotThere) {
     const int real = std::max(length, 0);
     const mx::array lengths(std::vector<int>{L, length}.data(), {2, 1}, mx::int32);
     const RealColumns columns{mx::less(mx::arange(0, L, mx::int32), lengths), std::vector<int>{L + 40, length}};
-    const auto got = short_conv(x, before, weight, {}, columns);
+    const auto got = conv(x, before, columns);
     for (const int row : {0, 1}) {
       const int count = row == 0 ? L : real;
       auto inputs = doubles(mx::slice(before, {row, 0, 0}, {row + 1, K - 1, C}));
@@ -99,7 +101,7 @@ TEST(ShortConv, PaddedColumnsAreAsIfTheyWereNotThere) {
   }
   // Left padding, of a row that begins here.
   const mx::array padding(std::vector<int>{0, 3}.data(), {2, 1}, mx::int32);
-  const auto got = short_conv(x, {}, weight, {}, {mx::greater_equal(mx::arange(0, L, mx::int32), padding)});
+  const auto got = conv(x, {}, {mx::greater_equal(mx::arange(0, L, mx::int32), padding)});
   std::vector<double> inputs((K - 1) * C, 0.0);
   for (const double value : doubles(mx::slice(x, {1, 3, 0}, {2, L, C}))) inputs.push_back(value);
   const Row want = loop(inputs, test::floats(weight), none, C, K);
@@ -120,11 +122,11 @@ TEST(ShortConv, AsALayerAppliesItsActivation) {
 }
 
 TEST(ShortConv, RefusesShapesThatDoNotFit) {
-  const auto weight = mx::zeros({3, 4});
-  EXPECT_THROW(short_conv(mx::zeros({2, 4}), {}, weight, {}), Error);
-  EXPECT_THROW(short_conv(mx::zeros({2, 5, 4}), {}, weight, {}), Error);
-  EXPECT_THROW(short_conv(mx::zeros({2, 5, 3}), mx::zeros({2, 4, 3}), weight, {}), Error);
-  EXPECT_THROW(short_conv(mx::zeros({2, 5, 3}), {}, weight, {}, {NoMask{}, std::vector<int>{1}}), Error);
+  const ShortConv conv{.weight = mx::zeros({3, 4})};
+  EXPECT_THROW(conv(mx::zeros({2, 4}), {}), Error);
+  EXPECT_THROW(conv(mx::zeros({2, 5, 4}), {}), Error);
+  EXPECT_THROW(conv(mx::zeros({2, 5, 3}), mx::zeros({2, 4, 3})), Error);
+  EXPECT_THROW(conv(mx::zeros({2, 5, 3}), {}, {NoMask{}, std::vector<int>{1}}), Error);
 }
 
 }  // namespace
