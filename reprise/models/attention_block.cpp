@@ -36,12 +36,17 @@ AttentionSizes AttentionSizes::from(const Config& config) {
   return sizes;
 }
 
-Projections AttentionBlock::project(const mx::array& x, const std::optional<Norm>& norm) const {
+Projections AttentionBlock::unnormed(const mx::array& x, const std::optional<Norm>& norm) const {
   const LinearRefs layers = {q_proj, k_proj, v_proj};
   auto projected = norm ? reprise::project(x, *norm, layers) : reprise::project(x, layers);
-  if (q_norm) projected[0] = normed(projected[0], *q_norm);
-  if (k_norm) projected[1] = normed(projected[1], *k_norm);
   return {std::move(projected[0]), std::move(projected[1]), std::move(projected[2]), sizes.heads, sizes.kv_heads};
+}
+
+Projections AttentionBlock::project(const mx::array& x, const std::optional<Norm>& norm) const {
+  Projections projections = unnormed(x, norm);
+  if (q_norm) projections.queries = normed(projections.queries, *q_norm);
+  if (k_norm) projections.keys = normed(projections.keys, *k_norm);
+  return projections;
 }
 
 mx::array AttentionBlock::attend(const Projections& projections, AttentionCache& cache, const Mask& mask) const {
@@ -63,14 +68,10 @@ mx::array AttentionBlock::attended(const mx::array& x, const std::optional<Norm>
     return one && static_cast<int>(one->params().weight.size()) == sizes.head_dim;
   };
   if (!is_of_heads(q_norm) || !is_of_heads(k_norm)) return attend(project(x, norm), cache, mask);
-  const LinearRefs layers = {q_proj, k_proj, v_proj};
-  auto projected = norm ? reprise::project(x, *norm, layers) : reprise::project(x, layers);
   AttentionOptions with_norms = options(mask);
   with_norms.query_norm = &*q_norm;
   with_norms.key_norm = &*k_norm;
-  return cache.attend_projections(
-      {std::move(projected[0]), std::move(projected[1]), std::move(projected[2]), sizes.heads, sizes.kv_heads},
-      with_norms);
+  return cache.attend_projections(unnormed(x, norm), with_norms);
 }
 
 mx::array AttentionBlock::operator()(const mx::array& x, const std::optional<Norm>& norm, AttentionCache& cache,

@@ -60,6 +60,7 @@ struct AttentionBlock {
 
  private:
   AttentionOptions options(const Mask& mask) const;
+  Projections unnormed(const mlx::core::array& x, const std::optional<Norm>& norm) const;
   // As attend(project(…)), but norms of single heads are a part of attention's operation.
   mlx::core::array attended(const mlx::core::array& x, const std::optional<Norm>& norm, AttentionCache& cache,
                             const Mask& mask) const;

@@ -213,8 +213,12 @@ DecoderParts take_decoder_ends(WeightReader& weights, const Config& config, cons
 }
 
 std::unique_ptr<LanguageModel> make_decoder(const Config& config, WeightReader& weights, DecoderParts parts) {
+  return make_decoder(model_info(config, weights), weights, std::move(parts));
+}
+
+std::unique_ptr<LanguageModel> make_decoder(ModelInfo info, WeightReader& weights, DecoderParts parts) {
   weights.finish();
-  return std::make_unique<DecoderModel>(model_info(config, weights), std::move(parts));
+  return std::make_unique<DecoderModel>(std::move(info), std::move(parts));
 }
 
 }  // namespace reprise::internal

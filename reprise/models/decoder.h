@@ -126,7 +126,9 @@ struct DecoderEndsOptions {
 // absence ties it to the embedding. Before or after the layers are taken.
 DecoderParts take_decoder_ends(WeightReader& weights, const Config& config, const DecoderEndsOptions& options);
 
-// The model, once every weight is taken. Throws: as WeightReader::finish; corrupt_data for impossible sizes.
+// The model, once every weight is taken; by default with model_info(config, weights). Throws: as WeightReader::finish;
+// corrupt_data for impossible sizes.
 std::unique_ptr<LanguageModel> make_decoder(const Config& config, WeightReader& weights, DecoderParts parts);
+std::unique_ptr<LanguageModel> make_decoder(ModelInfo info, WeightReader& weights, DecoderParts parts);
 
 }  // namespace reprise::internal

@@ -4,7 +4,6 @@
 #include <charconv>
 #include <cstdint>
 #include <optional>
-#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -20,12 +19,6 @@ namespace mx = mlx::core;
 namespace {
 
 [[noreturn]] void corrupt(const std::string& what) { throw Error(ErrorCode::corrupt_data, "[make_model] " + what); }
-
-std::string text(const mx::Shape& shape) {
-  std::ostringstream out;
-  out << shape;
-  return out.str();
-}
 
 // The number of the layer that a weight belongs to.
 std::optional<int> layer_of(const std::string& name) {
@@ -70,7 +63,7 @@ mx::array from_fp8(const std::string& name, const mx::array& bytes, const mx::ar
   const int columns = (bytes.shape(1) + block.columns - 1) / block.columns;
   if (scales.shape() != mx::Shape{rows, columns} || !mx::issubdtype(scales.dtype(), mx::floating)) {
     corrupt("scales of '" + name + "' must be [" + std::to_string(rows) + ", " + std::to_string(columns) +
-            "], but got " + text(scales.shape()));
+            "], but got " + shape_text(scales.shape()));
   }
   const std::pair<int, int> below{0, rows * block.rows - bytes.shape(0)};
   const std::pair<int, int> right{0, columns * block.columns - bytes.shape(1)};
@@ -140,7 +133,7 @@ void split_kv_b_proj(WeightReader& weights, const std::string& path, const Laten
   const auto split_heads = [&](const std::string& part, const mx::array& rows) {
     if (rows.ndim() != 2 || rows.shape(0) != sizes.heads * features) {
       corrupt("weight '" + name + part + "' must have " + std::to_string(sizes.heads * features) + " rows, but got " +
-              text(rows.shape()));
+              shape_text(rows.shape()));
     }
     return mx::split(mx::reshape(rows, {sizes.heads, features, rows.shape(1)}), mx::Shape{sizes.nope}, 1);
   };

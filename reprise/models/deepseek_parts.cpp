@@ -96,24 +96,9 @@ mx::array heads_joined(const mx::array& x) {
   return mx::reshape(mx::transpose(x, {0, 2, 1, 3}), {x.shape(0), x.shape(2), x.shape(1) * x.shape(3)});
 }
 
-Routing ExpertRouter::operator()(const mx::array& x) const {
-  const mx::array logits = mx::astype(gate(x), mx::float32);
-  const mx::array all = scores == Scores::softmax ? mx::softmax(logits, -1) : mx::sigmoid(logits);
-  mx::array order = correction_bias ? mx::add(all, *correction_bias) : all;
-  if (limit) order = limit_to_groups(order, *limit);
-  Routing routing = top_k(all, order, experts_per_token, normalise);
-  if (scaling_factor != 1.0f) routing.weights = mx::multiply(routing.weights, mx::array(scaling_factor));
-  return routing;
-}
-
 mx::array RoutedAndShared::operator()(const mx::array& x) const {
   const mx::array routed = switch_mlp(x, router(x));
   return shared_experts ? mx::add(routed, (*shared_experts)(x)) : routed;
-}
-
-mx::array add_mlp(const mx::array& residual, const RmsNorm& norm, const DeepseekMlp& mlp) {
-  if (const auto* dense = std::get_if<GatedMlp>(&mlp)) return dense->add_to(residual, norm, residual);
-  return mx::add(residual, std::get<RoutedAndShared>(mlp)(norm(residual)));
 }
 
 namespace {
@@ -125,20 +110,6 @@ bool has_experts(const Config& config, int layer) {
          layer % frequency == 0;
 }
 
-std::optional<GroupLimit> group_limit(const Config& config, int experts, int per_token, int members) {
-  const GroupLimit limit{.groups = config.has("n_group") ? config.require_positive_int("n_group") : 1,
-                         .kept = config.has("topk_group") ? config.require_positive_int("topk_group") : 1,
-                         .members = members};
-  if (limit.groups == 1) return {};
-  const int size = experts / limit.groups;
-  if (experts % limit.groups != 0 || size < members || limit.kept > limit.groups || limit.kept * size < per_token) {
-    corrupt("n_group and topk_group do not fit " + std::to_string(experts) + " experts, of which a token gets " +
-            std::to_string(per_token) + ", but got " + std::to_string(limit.groups) + " and " +
-            std::to_string(limit.kept));
-  }
-  return limit;
-}
-
 }  // namespace
 
 DeepseekMlp take_deepseek_mlp(WeightReader& weights, const Config& config, const std::string& path, int layer,
@@ -147,25 +118,23 @@ DeepseekMlp take_deepseek_mlp(WeightReader& weights, const Config& config, const
   if (!has_experts(config, layer)) {
     return take_gated_mlp(weights, path, E, config.require_positive_int("intermediate_size"));
   }
-  const int experts = config.require_positive_int("n_routed_experts");
-  const int per_token = config.require_positive_int("num_experts_per_tok");
+  const auto experts = ExpertCounts::from(config, "n_routed_experts", "num_experts_per_tok");
   const int F = config.require_positive_int("moe_intermediate_size");
-  if (per_token > experts) corrupt("num_experts_per_tok must be at most n_routed_experts");
-  ExpertRouter router{.gate = weights.take_linear(path + ".gate", experts, E, false),
+  ExpertRouter router{.gate = weights.take_linear(path + ".gate", experts.all, E, false),
                       .scores = kind.scores,
-                      .experts_per_token = per_token,
-                      .normalise = per_token > 1 ? kind.normalise : NormaliseScores::no,
+                      .experts_per_token = experts.per_token,
+                      .normalise = experts.per_token > 1 ? kind.normalise : NormaliseScores::no,
                       .scaling_factor = config.get_float("routed_scaling_factor").value_or(1.0f)};
-  if (kind.group_members) router.limit = group_limit(config, experts, per_token, *kind.group_members);
+  if (kind.group_members) router.limit = group_limit(config, experts, *kind.group_members);
   if (kind.has_correction_bias) {
-    router.correction_bias = weights.take_float32(path + ".gate.e_score_correction_bias", {experts});
+    router.correction_bias = weights.take_float32(path + ".gate.e_score_correction_bias", {experts.all});
   }
   std::optional<GatedMlp> shared;
   if (const int count = config.get_int("n_shared_experts").value_or(0); count > 0) {
     if (count > std::numeric_limits<int>::max() / F) corrupt("n_shared_experts is too large");
     shared = take_gated_mlp(weights, path + ".shared_experts", E, F * count);
   }
-  return RoutedAndShared{std::move(router), weights.take_switch_glu(path + ".switch_mlp", experts, E, F),
+  return RoutedAndShared{std::move(router), weights.take_switch_glu(path + ".switch_mlp", experts.all, E, F),
                          std::move(shared)};
 }
 

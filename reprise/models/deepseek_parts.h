@@ -9,6 +9,7 @@
 
 #include "mlx/array.h"
 #include "reprise/models/config.h"
+#include "reprise/models/expert_router.h"
 #include "reprise/models/weight_reader.h"
 #include "reprise/nn/linear.h"
 #include "reprise/nn/mlp.h"
@@ -66,21 +67,6 @@ float latent_scale(const Config& config, const LatentSizes& sizes);
 // [B, heads, L, D] → [B, L, heads * D].
 mlx::core::array heads_joined(const mlx::core::array& x);
 
-// Which experts a token gets.
-struct ExpertRouter {
-  enum class Scores { softmax, sigmoid };
-
-  Linear gate;
-  Scores scores;
-  int experts_per_token;
-  std::optional<GroupLimit> limit = {};
-  std::optional<mlx::core::array> correction_bias = {};  // float32 [experts]: counts for the choice alone
-  NormaliseScores normalise = NormaliseScores::no;
-  float scaling_factor = 1.0f;
-
-  Routing operator()(const mlx::core::array& x) const;
-};
-
 struct RoutedAndShared {
   ExpertRouter router;
   SwitchGlu switch_mlp;
@@ -90,9 +76,6 @@ struct RoutedAndShared {
 };
 
 using DeepseekMlp = std::variant<GatedMlp, RoutedAndShared>;
-
-// residual + mlp(norm(residual)).
-mlx::core::array add_mlp(const mlx::core::array& residual, const RmsNorm& norm, const DeepseekMlp& mlp);
 
 // `path` of layer `layer`: dense, or a mixture of experts with what `router` says beyond its gate and sizes. Throws:
 // corrupt_data for numbers of experts that do not fit.

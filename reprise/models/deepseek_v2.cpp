@@ -51,8 +51,8 @@ struct DeepseekV2Layer {
   DeepseekMlp mlp;
 
   mx::array forward(const mx::array& h, const LayerStep& step) const {
-    return add_mlp(self_attn.add_to(h, input_layernorm, step.attention_cache(), step.mask), post_attention_layernorm,
-                   mlp);
+    const mx::array r = self_attn.add_to(h, input_layernorm, step.attention_cache(), step.mask);
+    return add_feed_forward(r, post_attention_layernorm, mlp);
   }
 };
 
@@ -103,14 +103,9 @@ std::unique_ptr<LanguageModel> make_deepseek_v2(const ModelFiles& files, const M
         .mlp = take_deepseek_mlp(weights, config, path + ".mlp", i, kind)}));
   }
   auto ends = take_decoder_ends(weights, config, {.norm_eps = eps});
-  weights.finish();
-  return std::make_unique<DecoderModel>(
-      model_info(config, weights),
-      DecoderParts{.embed_tokens = std::move(ends.embed_tokens),
-                   .layers = std::move(decoder_layers),
-                   .kinds = std::vector<LayerKind>(static_cast<std::size_t>(layers), FullAttention{}),
-                   .norm = std::move(ends.norm),
-                   .lm_head = std::move(ends.lm_head)});
+  ends.layers = std::move(decoder_layers);
+  ends.kinds = std::vector<LayerKind>(static_cast<std::size_t>(layers), FullAttention{});
+  return make_decoder(config, weights, std::move(ends));
 }
 
 }  // namespace reprise::internal

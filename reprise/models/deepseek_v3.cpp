@@ -35,7 +35,7 @@ struct DeepseekV3Layer {
     const auto rows = projections(h, input_layernorm, cache.offset());
     const KeysValues stored = cache.store(rows.latent, rows.key_positions, stored_dtype);
     const mx::array out = attention(rows.content, rows.positions, stored, step.mask);
-    return add_mlp(o_proj.add_to(h, heads_joined(out)), post_attention_layernorm, mlp);
+    return add_feed_forward(o_proj.add_to(h, heads_joined(out)), post_attention_layernorm, mlp);
   }
 };
 
@@ -84,14 +84,9 @@ std::unique_ptr<LanguageModel> make_deepseek_v3(const ModelFiles& files, const M
                         .mlp = take_deepseek_mlp(weights, config, path + ".mlp", i, kind)}));
   }
   auto ends = take_decoder_ends(weights, config, {.norm_eps = eps});
-  weights.finish();
-  return std::make_unique<DecoderModel>(
-      model_info(config, weights),
-      DecoderParts{.embed_tokens = std::move(ends.embed_tokens),
-                   .layers = std::move(decoder_layers),
-                   .kinds = std::vector<LayerKind>(static_cast<std::size_t>(layers), FullAttention{}),
-                   .norm = std::move(ends.norm),
-                   .lm_head = std::move(ends.lm_head)});
+  ends.layers = std::move(decoder_layers);
+  ends.kinds = std::vector<LayerKind>(static_cast<std::size_t>(layers), FullAttention{});
+  return make_decoder(config, weights, std::move(ends));
 }
 
 }  // namespace reprise::internal

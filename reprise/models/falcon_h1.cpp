@@ -121,11 +121,9 @@ class Multipliers {
 };
 
 // Original checkpoints keep the convolution's width last.
-bool is_original(WeightReader& weights) {
-  const std::string name = "model.layers.0.mamba.conv1d.weight";
-  const mx::array conv = weights.release(name);
-  weights.put(name, conv);
-  return conv.ndim() == 3 && conv.shape(2) > conv.shape(1);
+bool is_original(const WeightReader& weights) {
+  const mx::Shape conv = weights.shape_of("model.layers.0.mamba.conv1d.weight");
+  return conv.size() == 3 && conv[2] > conv[1];
 }
 
 }  // namespace
@@ -160,18 +158,14 @@ std::unique_ptr<LanguageModel> make_falcon_h1(const ModelFiles& files, const Mod
         .feed_forward = take_gated_mlp(weights, path + ".feed_forward", sizes.hidden_size, F, mlp_bias)}));
   }
   auto ends = take_decoder_ends(weights, config, {.norm_eps = eps, .norm = "model.final_layernorm"});
-  weights.finish();
-  const bool tied = !ends.lm_head;
-  const float embedding_multiplier = config.get_float("embedding_multiplier").value_or(1.0f);
-  const float head_multiplier = config.get_float("lm_head_multiplier").value_or(1.0f);
-  return std::make_unique<DecoderModel>(
-      model_info(config, weights), DecoderParts{.embed_tokens = std::move(ends.embed_tokens),
-                                                .layers = std::move(layers),
-                                                .kinds = std::vector<LayerKind>(static_cast<std::size_t>(num_layers),
-                                                                                RecurrentAndAttention{kMambaSlots}),
-                                                .norm = std::move(ends.norm),
-                                                .lm_head = std::move(ends.lm_head),
-                                                .logit_scale = tied ? head_multiplier / embedding_multiplier : 1.0f});
+  ends.layers = std::move(layers);
+  ends.kinds = std::vector<LayerKind>(static_cast<std::size_t>(num_layers), RecurrentAndAttention{kMambaSlots});
+  // A head of its own has its multiplier in it; the embedding has the embedding's.
+  if (!ends.lm_head) {
+    ends.logit_scale =
+        config.get_float("lm_head_multiplier").value_or(1.0f) / config.get_float("embedding_multiplier").value_or(1.0f);
+  }
+  return make_decoder(config, weights, std::move(ends));
 }
 
 }  // namespace reprise::internal

@@ -47,16 +47,11 @@ std::unique_ptr<LanguageModel> make_gemma2(const ModelFiles& files, const ModelO
     layers.push_back(make_layer(take_gemma_layer(weights, path, config, std::move(attention))));
   }
   auto ends = take_decoder_ends(weights, config, {.norm_eps = norm_eps(config), .norm_plus = kGemmaNormPlus});
-  weights.finish();
-  return std::make_unique<DecoderModel>(
-      model_info(config, weights),
-      DecoderParts{.embed_tokens = std::move(ends.embed_tokens),
-                   .layers = std::move(layers),
-                   .kinds = std::move(kinds),
-                   .norm = std::move(ends.norm),
-                   .lm_head = std::move(ends.lm_head),
-                   .embedding_scale = std::sqrt(static_cast<float>(sizes.hidden_size)),
-                   .logit_softcap = config.require_positive_float("final_logit_softcapping")});
+  ends.layers = std::move(layers);
+  ends.kinds = std::move(kinds);
+  ends.embedding_scale = std::sqrt(static_cast<float>(sizes.hidden_size));
+  ends.logit_softcap = config.require_positive_float("final_logit_softcapping");
+  return make_decoder(config, weights, std::move(ends));
 }
 
 }  // namespace reprise::internal

@@ -91,16 +91,12 @@ std::unique_ptr<LanguageModel> make(const Config& config, const std::string& mod
     layers.push_back(make_layer(take_gemma_layer(weights, path, config, std::move(attention))));
   }
   auto ends = take_decoder_ends(weights, config, {.prefix = prefix, .norm_eps = eps, .norm_plus = kGemmaNormPlus});
-  weights.finish();
+  ends.layers = std::move(layers);
+  ends.kinds = std::move(kinds);
+  ends.embedding_scale = embedding_scale(sizes.hidden_size);
   ModelInfo info = model_info(config, weights);
   info.model_type = model_type;
-  return std::make_unique<DecoderModel>(std::move(info),
-                                        DecoderParts{.embed_tokens = std::move(ends.embed_tokens),
-                                                     .layers = std::move(layers),
-                                                     .kinds = std::move(kinds),
-                                                     .norm = std::move(ends.norm),
-                                                     .lm_head = std::move(ends.lm_head),
-                                                     .embedding_scale = embedding_scale(sizes.hidden_size)});
+  return make_decoder(std::move(info), weights, std::move(ends));
 }
 
 // Newer checkpoints have "model.language_model.…", and the head beside it.

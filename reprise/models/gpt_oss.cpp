@@ -137,9 +137,7 @@ std::unique_ptr<LanguageModel> make_gpt_oss(const ModelFiles& files, const Model
   WeightReader weights(files, config, options);
   drop_rotary_buffers(weights);
   // The scaling's `truncate` is not looked at: its default is how the oracle always computes.
-  RopeOptions rope_options = config.rope(sizes.head_dim);
-  if (!config.has("rope_theta") && !config.has("rope_parameters")) rope_options.base = 150000.0f;
-  const auto rope = std::make_shared<const Rope>(rope_options);
+  const auto rope = std::make_shared<const Rope>(config.rope(sizes.head_dim, {.base_otherwise = 150000.0f}));
 
   std::vector<std::unique_ptr<DecoderLayer>> layers;
   for (std::size_t i = 0; i < kinds.size(); ++i) {
@@ -158,13 +156,9 @@ std::unique_ptr<LanguageModel> make_gpt_oss(const ModelFiles& files, const Model
         {weights.take_linear(path + ".mlp.router", experts.all, E, true), std::move(glu), experts.per_token}}));
   }
   auto ends = take_decoder_ends(weights, config, {.norm_eps = eps});
-  weights.finish();
-  return std::make_unique<DecoderModel>(model_info(config, weights),
-                                        DecoderParts{.embed_tokens = std::move(ends.embed_tokens),
-                                                     .layers = std::move(layers),
-                                                     .kinds = std::move(kinds),
-                                                     .norm = std::move(ends.norm),
-                                                     .lm_head = std::move(ends.lm_head)});
+  ends.layers = std::move(layers);
+  ends.kinds = std::move(kinds);
+  return make_decoder(config, weights, std::move(ends));
 }
 
 }  // namespace reprise::internal

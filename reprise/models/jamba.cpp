@@ -31,9 +31,8 @@ struct JambaMoe {
   SwitchGlu switch_mlp;
   int experts_per_token;
 
-  mx::array add_to(const mx::array& residual, const RmsNorm& norm, const mx::array& h) const {
-    const mx::array x = norm(h);
-    return mx::add(residual, switch_mlp(x, softmax_of_top_k(router(x), experts_per_token)));
+  mx::array operator()(const mx::array& x) const {
+    return switch_mlp(x, softmax_of_top_k(router(x), experts_per_token));
   }
 };
 
@@ -48,7 +47,7 @@ struct JambaLayer {
     const mx::array r = mamba != nullptr ? mamba->add_to(h, input_layernorm, step.recurrent_cache(), step.real_columns)
                                          : std::get<AttentionBlock>(mixer).add_to(h, h, input_layernorm,
                                                                                   step.attention_cache(), step.mask);
-    return std::visit([&](const auto& block) { return block.add_to(r, pre_ff_layernorm, r); }, feed_forward);
+    return add_feed_forward(r, pre_ff_layernorm, feed_forward);
   }
 };
 
@@ -64,12 +63,7 @@ struct EveryPeriod {
 };
 
 std::vector<LayerKind> layer_kinds(const Config& config) {
-  constexpr int kMostLayers = 1 << 16;  // kinds are listed before any layer is looked for
   const int num_layers = config.require_positive_int("num_hidden_layers");
-  if (num_layers > kMostLayers) {
-    throw Error(ErrorCode::corrupt_data, "[make_model] num_hidden_layers must be at most " +
-                                             std::to_string(kMostLayers) + ", but got " + std::to_string(num_layers));
-  }
   const auto types = config.get_strings("layers_block_type");
   std::vector<LayerKind> kinds;
   if (types.empty()) {
@@ -131,11 +125,7 @@ ExpertSizes expert_sizes(const Config& config) {
 }
 
 JambaMoe take_moe(WeightReader& weights, const std::string& path, int hidden_size, int size, const ExpertSizes& sizes) {
-  for (const std::string part : {".gate_proj", ".up_proj", ".down_proj"}) {
-    weights.stack_experts(
-        sizes.experts, [&](int expert) { return path + ".experts." + std::to_string(expert) + part; },
-        path + ".switch_mlp" + part);
-  }
+  stack_experts_of_glu(weights, path, sizes.experts);
   return {.router = weights.take_linear(path + ".router", sizes.experts, hidden_size, false),
           .switch_mlp = weights.take_switch_glu(path + ".switch_mlp", sizes.experts, hidden_size, size),
           .experts_per_token = sizes.per_token};
@@ -174,13 +164,9 @@ std::unique_ptr<LanguageModel> make_jamba(const ModelFiles& files, const ModelOp
                               .feed_forward = take_feed_forward(static_cast<int>(i), path + ".feed_forward")}));
   }
   auto ends = take_decoder_ends(weights, config, {.norm_eps = eps, .norm = "model.final_layernorm"});
-  weights.finish();
-  return std::make_unique<DecoderModel>(model_info(config, weights),
-                                        DecoderParts{.embed_tokens = std::move(ends.embed_tokens),
-                                                     .layers = std::move(layers),
-                                                     .kinds = std::move(kinds),
-                                                     .norm = std::move(ends.norm),
-                                                     .lm_head = std::move(ends.lm_head)});
+  ends.layers = std::move(layers);
+  ends.kinds = std::move(kinds);
+  return make_decoder(config, weights, std::move(ends));
 }
 
 }  // namespace reprise::internal

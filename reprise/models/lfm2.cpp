@@ -37,14 +37,15 @@ struct Experts {
 
   mx::array operator()(const mx::array& x) const {
     const mx::array scores = mx::sigmoid(gate(x));
-    const mx::array chosen =
-        top_k(expert_bias ? mx::add(scores, *expert_bias) : scores, per_token, NormaliseScores::no).experts;
-    mx::array weights = mx::take_along_axis(scores, chosen, -1);
-    const auto number = [&](float value) { return mx::array(value, weights.dtype()); };
+    const mx::array order = expert_bias ? mx::add(scores, *expert_bias) : scores;
+    Routing routing = top_k(scores, order, per_token, NormaliseScores::no);
+    const auto number = [&](float value) { return mx::array(value, routing.weights.dtype()); };
     if (normalise == NormaliseScores::yes) {
-      weights = mx::divide(weights, mx::add(mx::sum(weights, -1, /*keepdims=*/true), number(1e-6f)));
+      const mx::array sum = mx::sum(routing.weights, -1, /*keepdims=*/true);
+      routing.weights = mx::divide(routing.weights, mx::add(sum, number(1e-6f)));
     }
-    return switch_mlp(x, Routing{chosen, mx::multiply(weights, number(scaling_factor))});
+    routing.weights = mx::multiply(routing.weights, number(scaling_factor));
+    return switch_mlp(x, routing);
   }
 };
 
@@ -53,10 +54,7 @@ struct FeedForward {
   RmsNorm ffn_norm;
   std::variant<GatedMlp, Experts> feed_forward;
 
-  mx::array add_to(const mx::array& h) const {
-    if (const auto* mlp = std::get_if<GatedMlp>(&feed_forward)) return mlp->add_to(h, ffn_norm, h);
-    return mx::add(h, std::get<Experts>(feed_forward)(ffn_norm(h)));
-  }
+  mx::array add_to(const mx::array& h) const { return add_feed_forward(h, ffn_norm, feed_forward); }
 };
 
 struct AttentionLayer {
@@ -129,9 +127,7 @@ class Loader {
         conv_bias_(config.get_bool("conv_bias").value_or(false)),
         eps_(norm_eps(config, "norm_eps", 1e-5f)),
         kv_dtype_(kv_dtype(options, weights.dtype())) {
-    RopeOptions rope = config.rope(sizes_.head_dim);
-    if (!config.has("rope_theta") && !config.has("rope_parameters")) rope.base = 1000000.0f;
-    rope_ = std::make_shared<const Rope>(rope);
+    rope_ = std::make_shared<const Rope>(config.rope(sizes_.head_dim, {.base_otherwise = 1e6f}));
   }
 
   float eps() const { return eps_; }
@@ -229,13 +225,9 @@ std::unique_ptr<LanguageModel> make_lfm2(const ModelFiles& files, const ModelOpt
   std::vector<std::unique_ptr<DecoderLayer>> layers;
   for (const LayerKind& kind : kinds) layers.push_back(loader.take_layer(static_cast<int>(layers.size()), kind));
   auto ends = take_decoder_ends(weights, config, {.norm_eps = loader.eps(), .norm = "model.embedding_norm"});
-  weights.finish();
-  return std::make_unique<DecoderModel>(model_info(config, weights),
-                                        DecoderParts{.embed_tokens = std::move(ends.embed_tokens),
-                                                     .layers = std::move(layers),
-                                                     .kinds = std::move(kinds),
-                                                     .norm = std::move(ends.norm),
-                                                     .lm_head = std::move(ends.lm_head)});
+  ends.layers = std::move(layers);
+  ends.kinds = std::move(kinds);
+  return make_decoder(config, weights, std::move(ends));
 }
 
 }  // namespace reprise::internal

@@ -78,8 +78,7 @@ struct Llama4Layer {
       projected.queries = mx::multiply(projected.queries, mx::astype(scales, projected.queries.dtype()));
     }
     const mx::array r = self_attn.o_proj.add_to(h, self_attn.attend(projected, cache, step.mask));
-    if (const auto* mlp = std::get_if<GatedMlp>(&feed_forward)) return mlp->add_to(r, post_attention_layernorm, r);
-    return mx::add(r, std::get<ExpertsAndShared>(feed_forward)(post_attention_layernorm(r)));
+    return add_feed_forward(r, post_attention_layernorm, feed_forward);
   }
 };
 
@@ -166,13 +165,11 @@ void split_fused_experts(WeightReader& weights, const std::string& path) {
 ExpertsAndShared take_experts(WeightReader& weights, const Config& config, const std::string& path, int E) {
   split_fused_experts(weights, path + ".experts");
   const int F = config.require_positive_int("intermediate_size");
-  const int experts = config.require_positive_int("num_local_experts");
-  const int per_token = config.require_positive_int("num_experts_per_tok");
-  if (per_token > experts) fail(ErrorCode::corrupt_data, "num_experts_per_tok must be at most num_local_experts");
-  return {.router = weights.take_linear(path + ".router", experts, E, false),
-          .experts = weights.take_switch_glu(path + ".experts", experts, E, F),
+  const auto experts = ExpertCounts::from(config, "num_local_experts", "num_experts_per_tok");
+  return {.router = weights.take_linear(path + ".router", experts.all, E, false),
+          .experts = weights.take_switch_glu(path + ".experts", experts.all, E, F),
           .shared_expert = take_gated_mlp(weights, path + ".shared_expert", E, F),
-          .experts_per_token = per_token};
+          .experts_per_token = experts.per_token};
 }
 
 std::unique_ptr<LanguageModel> make(const ModelFiles& files, const ModelOptions& options, const Config& outer,
@@ -203,8 +200,7 @@ std::unique_ptr<LanguageModel> make(const ModelFiles& files, const ModelOptions&
   if (qk_norm && (rope->kernel_params() == nullptr || rope->kernel_params()->input_scale != 1.0f)) {
     fail(ErrorCode::unsupported, "use_qk_norm with a rope_scaling that changes lengths is not supported");
   }
-  const RmsNorm head_norm(mx::ones({sizes.head_dim}, weights.dtype()), variant.qk_norm_eps);
-  mx::eval(head_norm.params().weight);
+  const RmsNorm head_norm = unweighted_rms_norm(sizes.head_dim, variant.qk_norm_eps, weights.dtype());
 
   std::vector<std::unique_ptr<DecoderLayer>> decoder_layers;
   for (std::size_t i = 0; i < layers; ++i) {
@@ -228,14 +224,11 @@ std::unique_ptr<LanguageModel> make(const ModelFiles& files, const ModelOptions&
     decoder_layers.push_back(make_layer(std::move(layer)));
   }
   auto ends = take_decoder_ends(weights, config, {.prefix = variant.prefix, .norm_eps = eps});
-  weights.finish();
+  ends.layers = std::move(decoder_layers);
+  ends.kinds = std::move(kinds);
   ModelInfo info = model_info(config, weights);
   info.model_type = outer.require_string("model_type");
-  return std::make_unique<DecoderModel>(std::move(info), DecoderParts{.embed_tokens = std::move(ends.embed_tokens),
-                                                                      .layers = std::move(decoder_layers),
-                                                                      .kinds = std::move(kinds),
-                                                                      .norm = std::move(ends.norm),
-                                                                      .lm_head = std::move(ends.lm_head)});
+  return make_decoder(std::move(info), weights, std::move(ends));
 }
 
 }  // namespace

@@ -66,14 +66,9 @@ std::unique_ptr<LanguageModel> make_mamba2(const ModelFiles& files, const ModelO
   }
   auto ends = take_decoder_ends(weights, config,
                                 {.norm_eps = eps, .embed_tokens = "backbone.embeddings", .norm = "backbone.norm_f"});
-  weights.finish();
-  return std::make_unique<DecoderModel>(
-      model_info(config, weights),
-      DecoderParts{.embed_tokens = std::move(ends.embed_tokens),
-                   .layers = std::move(layers),
-                   .kinds = std::vector<LayerKind>(static_cast<std::size_t>(num_layers), Recurrent{kMambaSlots}),
-                   .norm = std::move(ends.norm),
-                   .lm_head = std::move(ends.lm_head)});
+  ends.layers = std::move(layers);
+  ends.kinds = std::vector<LayerKind>(static_cast<std::size_t>(num_layers), Recurrent{kMambaSlots});
+  return make_decoder(config, weights, std::move(ends));
 }
 
 }  // namespace reprise::internal

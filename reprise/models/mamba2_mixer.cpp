@@ -5,6 +5,7 @@
 
 #include "mlx/ops.h"
 #include "reprise/base/error.h"
+#include "reprise/models/model_parts.h"
 #include "reprise/nn/mlp.h"
 
 namespace reprise::internal {

@@ -4,6 +4,7 @@
 
 #include "mlx/ops.h"
 #include "reprise/base/error.h"
+#include "reprise/models/model_parts.h"
 
 namespace reprise::internal {
 
@@ -34,12 +35,6 @@ mx::array MambaMixer::add_to(const mx::array& h, const Norm& norm, ArraysCache& 
   cache.set(0, convolved.state);
   cache.set(1, scanned.state);
   return out_proj.add_to(h, scanned.y);
-}
-
-RmsNorm unweighted_rms_norm(int size, float eps, mx::Dtype dtype) {
-  mx::array ones = mx::ones({size}, dtype);
-  ones.eval();
-  return RmsNorm(std::move(ones), eps);
 }
 
 ShortConv take_ssm_conv(WeightReader& weights, const std::string& path, int channels, int width, bool bias) {

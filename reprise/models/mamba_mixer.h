@@ -63,8 +63,6 @@ struct MambaBiases {
 MambaMixer take_mamba_mixer(WeightReader& weights, const std::string& path, const MambaSizes& sizes,
                             const MambaBiases& biases);
 
-RmsNorm unweighted_rms_norm(int size, float eps, mlx::core::Dtype dtype);
-
 // Parts that Mamba 2 has too: `path`.weight and .bias; `path`.A_log as decay rates.
 ShortConv take_ssm_conv(WeightReader& weights, const std::string& path, int channels, int width, bool bias);
 mlx::core::array take_decay_rates(WeightReader& weights, const std::string& path, const mlx::core::Shape& shape);

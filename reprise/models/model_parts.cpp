@@ -39,6 +39,12 @@ void check_tokens(const mx::array& tokens, int vocab_size) {
   }
 }
 
+std::string shape_text(const mx::Shape& shape) {
+  std::string out = "[";
+  for (std::size_t i = 0; i < shape.size(); ++i) out += (i ? ", " : "") + std::to_string(shape[i]);
+  return out + "]";
+}
+
 float norm_eps(const Config& config, const std::string& key, float otherwise) {
   const float eps = config.get_float(key).value_or(otherwise);
   if (!(eps > 0.0f && std::isfinite(eps))) {
@@ -119,6 +125,12 @@ GatedMlp take_fused_gated_mlp(WeightReader& weights, const std::string& path, in
           .down_proj = weights.take_linear(path + ".down_proj", hidden_size, size, false)};
 }
 
+RmsNorm unweighted_rms_norm(int size, float eps, mx::Dtype dtype) {
+  mx::array ones = mx::ones({size}, dtype);
+  ones.eval();
+  return RmsNorm(std::move(ones), eps);
+}
+
 ExpertCounts ExpertCounts::from(const Config& config, const std::string& all_key, const std::string& per_token_key) {
   const ExpertCounts counts{config.require_positive_int(all_key), config.require_positive_int(per_token_key)};
   if (counts.per_token <= counts.all) return counts;
@@ -164,6 +176,9 @@ mx::Dtype kv_dtype(const ModelOptions& options, mx::Dtype compute) {
   return mx::default_device() == mx::Device::cpu ? mx::float16 : compute;
 }
 
+namespace {
+
+// The scaling of `rope`, or, where the weights carry GGUF's rope factors, a scaling by them.
 std::optional<RopeScaling> with_freq_factors(const RopeOptions& rope, WeightReader& weights) {
   const std::string name = "model.rope_freqs.weight";
   if (!weights.has(name)) return rope.scaling;
@@ -172,6 +187,8 @@ std::optional<RopeScaling> with_freq_factors(const RopeOptions& rope, WeightRead
   return RopeScaling{.type = "freq_factors",
                      .freq_factors = {factors.data<float>(), factors.data<float>() + factors.size()}};
 }
+
+}  // namespace
 
 std::shared_ptr<const Rope> make_rope(RopeOptions options, WeightReader& weights) {
   options.scaling = with_freq_factors(options, weights);

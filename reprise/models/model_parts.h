@@ -4,9 +4,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "mlx/array.h"
+#include "mlx/ops.h"
 #include "reprise/models/config.h"
 #include "reprise/models/decoder.h"
 #include "reprise/models/language_model.h"
@@ -19,6 +21,9 @@ namespace reprise::internal {
 // Before a forward changes anything. Throws: invalid_argument for tokens that are not int [B, L] with L ≥ 1, or
 // evaluated ids outside [0, V).
 void check_tokens(const mlx::core::array& tokens, int vocab_size);
+
+// "[2, 3]", for messages.
+std::string shape_text(const mlx::core::Shape& shape);
 
 // "rms_norm_eps" or another key; `otherwise` when it is absent. Throws: corrupt_data unless positive and finite.
 float norm_eps(const Config& config, const std::string& key = "rms_norm_eps", float otherwise = 1e-6f);
@@ -44,6 +49,17 @@ GatedMlp take_gated_mlp(WeightReader& weights, const std::string& path, int hidd
 // The same where the first two are one matrix: `path`.gate_up_proj, .down_proj.
 GatedMlp take_fused_gated_mlp(WeightReader& weights, const std::string& path, int hidden_size, int size);
 
+// residual + block(norm(residual)), of a block that some layers have dense and others as experts.
+template <typename Experts>
+mlx::core::array add_feed_forward(const mlx::core::array& residual, const RmsNorm& norm,
+                                  const std::variant<GatedMlp, Experts>& block) {
+  if (const auto* dense = std::get_if<GatedMlp>(&block)) return dense->add_to(residual, norm, residual);
+  return mlx::core::add(residual, std::get<Experts>(block)(norm(residual)));
+}
+
+// A norm without a weight of its own.
+RmsNorm unweighted_rms_norm(int size, float eps, mlx::core::Dtype dtype);
+
 // How many experts there are, and how many of them each token gets.
 struct ExpertCounts {
   int all;
@@ -68,9 +84,6 @@ mlx::core::Dtype kv_dtype(const ModelOptions& options, mlx::core::Dtype compute)
 
 // The rotation that `options` describe, or, where the weights carry GGUF's rope factors, one by them. Throws: as Rope.
 std::shared_ptr<const Rope> make_rope(RopeOptions options, WeightReader& weights);
-
-// The scaling of `rope`, or, where the weights carry GGUF's rope factors, a scaling by them.
-std::optional<RopeScaling> with_freq_factors(const RopeOptions& rope, WeightReader& weights);
 
 // `layers`: where the config need not have num_hidden_layers.
 ModelInfo model_info(const Config& config, const WeightReader& weights, std::optional<int> layers = {});

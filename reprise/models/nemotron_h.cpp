@@ -15,6 +15,7 @@
 #include "reprise/models/attention_block.h"
 #include "reprise/models/config.h"
 #include "reprise/models/decoder.h"
+#include "reprise/models/expert_router.h"
 #include "reprise/models/mamba2_mixer.h"
 #include "reprise/models/model_parts.h"
 #include "reprise/models/weight_reader.h"
@@ -38,36 +39,21 @@ struct SquaredReluMlp {
   }
 };
 
-// Sigmoid scores; a bias moves the choice, not the weights; experts may work in a space of their own, of fewer
-// features.
+// Experts may work in a space of their own, of fewer features.
 struct NemotronMoe {
   struct Latent {
     Linear in;
     Linear out;
   };
 
-  Linear gate;
-  mx::array correction_bias;
-  int experts_per_token;
-  std::optional<GroupLimit> limit;
-  NormaliseScores normalise;
-  float scaling_factor;
+  ExpertRouter router;
   SwitchLinear fc1;
   SwitchLinear fc2;
   std::optional<Latent> latent;
   std::optional<SquaredReluMlp> shared_experts;
 
-  Routing route(const mx::array& x) const {
-    const mx::array scores = mx::sigmoid(mx::astype(gate(x), mx::float32));
-    mx::array order = mx::add(scores, correction_bias);
-    if (limit) order = limit_to_groups(order, *limit);
-    Routing routing = top_k(scores, order, experts_per_token, normalise);
-    routing.weights = mx::multiply(routing.weights, mx::array(scaling_factor));
-    return routing;
-  }
-
   mx::array add_to(const mx::array& residual, const mx::array& x) const {
-    const Routing routing = route(x);
+    const Routing routing = router(x);
     const mx::array hidden = squared_relu(fc1(latent ? latent->in(x) : x, routing.experts));
     const mx::array routed = combine(fc2(hidden, routing.experts), routing.weights);
     const mx::array sum = shared_experts ? shared_experts->add_to(residual, x) : residual;
@@ -154,44 +140,29 @@ SquaredReluMlp take_mlp(WeightReader& weights, const Config& config, const std::
           weights.take_linear(path + ".down_proj", E, size, bias)};
 }
 
-std::optional<GroupLimit> group_limit(const Config& config, int experts, int per_token) {
-  const GroupLimit limit{
-      .groups = config.get_int("n_group").value_or(1), .kept = config.get_int("topk_group").value_or(1), .members = 2};
-  if (limit.groups == 1) return {};
-  const bool fits = limit.groups > 1 && experts % limit.groups == 0 && experts / limit.groups >= limit.members &&
-                    limit.kept >= 1 && limit.kept <= limit.groups && per_token <= limit.kept * (experts / limit.groups);
-  if (!fits) {
-    throw Error(ErrorCode::corrupt_data, "[make_model] n_group and topk_group do not fit " + std::to_string(experts) +
-                                             " experts, " + std::to_string(per_token) + " a token");
-  }
-  return limit;
-}
-
 NemotronMoe take_moe(WeightReader& weights, const Config& config, const std::string& path) {
   const int E = config.require_positive_int("hidden_size");
   const int F = config.require_positive_int("moe_intermediate_size");
-  const int experts = config.require_positive_int("n_routed_experts");
-  const int per_token = config.require_positive_int("num_experts_per_tok");
-  if (per_token > experts) {
-    throw Error(ErrorCode::corrupt_data, "[make_model] num_experts_per_tok must be at most n_routed_experts");
-  }
+  const auto experts = ExpertCounts::from(config, "n_routed_experts", "num_experts_per_tok");
   // Original checkpoints have a matrix an expert.
   for (const auto& [from, to] : {std::pair{".up_proj", ".fc1"}, std::pair{".down_proj", ".fc2"}}) {
     weights.stack_experts(
-        experts, [&, part = from](int expert) { return path + ".experts." + std::to_string(expert) + part; },
+        experts.all, [&, part = from](int expert) { return path + ".experts." + std::to_string(expert) + part; },
         path + ".switch_mlp" + to);
   }
   const auto latent_size = config.get_int("moe_latent_size");
   const int in = latent_size.value_or(E);
-  const bool normalises = config.get_bool("norm_topk_prob").value_or(false) && per_token > 1;
-  NemotronMoe moe{.gate = weights.take_linear(path + ".gate", experts, E, false),
-                  .correction_bias = weights.take_float32(path + ".gate.e_score_correction_bias", {experts}),
-                  .experts_per_token = per_token,
-                  .limit = group_limit(config, experts, per_token),
-                  .normalise = normalises ? NormaliseScores::yes : NormaliseScores::no,
-                  .scaling_factor = config.get_float("routed_scaling_factor").value_or(1.0f),
-                  .fc1 = weights.take_switch_linear(path + ".switch_mlp.fc1", experts, F, in),
-                  .fc2 = weights.take_switch_linear(path + ".switch_mlp.fc2", experts, in, F),
+  const bool normalises = config.get_bool("norm_topk_prob").value_or(false) && experts.per_token > 1;
+  ExpertRouter router{.gate = weights.take_linear(path + ".gate", experts.all, E, false),
+                      .scores = ExpertRouter::Scores::sigmoid,
+                      .experts_per_token = experts.per_token,
+                      .limit = group_limit(config, experts, /*members=*/2),
+                      .correction_bias = weights.take_float32(path + ".gate.e_score_correction_bias", {experts.all}),
+                      .normalise = normalises ? NormaliseScores::yes : NormaliseScores::no,
+                      .scaling_factor = config.get_float("routed_scaling_factor").value_or(1.0f)};
+  NemotronMoe moe{.router = std::move(router),
+                  .fc1 = weights.take_switch_linear(path + ".switch_mlp.fc1", experts.all, F, in),
+                  .fc2 = weights.take_switch_linear(path + ".switch_mlp.fc2", experts.all, in, F),
                   .latent = std::nullopt,
                   .shared_experts = std::nullopt};
   if (latent_size) {
@@ -235,13 +206,9 @@ std::unique_ptr<LanguageModel> make_nemotron_h(const ModelFiles& files, const Mo
   }
   auto ends = take_decoder_ends(weights, config,
                                 {.norm_eps = eps, .embed_tokens = "backbone.embeddings", .norm = "backbone.norm_f"});
-  weights.finish();
-  return std::make_unique<DecoderModel>(model_info(config, weights, static_cast<int>(pattern.size())),
-                                        DecoderParts{.embed_tokens = std::move(ends.embed_tokens),
-                                                     .layers = std::move(layers),
-                                                     .kinds = layer_kinds(pattern),
-                                                     .norm = std::move(ends.norm),
-                                                     .lm_head = std::move(ends.lm_head)});
+  ends.layers = std::move(layers);
+  ends.kinds = layer_kinds(pattern);
+  return make_decoder(model_info(config, weights, static_cast<int>(pattern.size())), weights, std::move(ends));
 }
 
 }  // namespace reprise::internal

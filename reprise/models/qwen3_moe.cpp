@@ -30,9 +30,8 @@ struct Qwen3Moe {
   int experts_per_token;
   NormaliseScores normalise;
 
-  mx::array add_to(const mx::array& residual, const RmsNorm& norm, const mx::array& r) const {
-    const mx::array x = norm(r);
-    return mx::add(residual, switch_mlp(x, top_k_of_softmax(gate(x), experts_per_token, normalise)));
+  mx::array operator()(const mx::array& x) const {
+    return switch_mlp(x, top_k_of_softmax(gate(x), experts_per_token, normalise));
   }
 };
 
@@ -40,11 +39,11 @@ struct Qwen3MoeLayer {
   Norm input_layernorm;
   AttentionBlock self_attn;
   RmsNorm post_attention_layernorm;
-  std::variant<Qwen3Moe, GatedMlp> mlp;
+  std::variant<GatedMlp, Qwen3Moe> mlp;
 
   mx::array forward(const mx::array& h, const LayerStep& step) const {
     const mx::array r = self_attn.add_to(h, h, input_layernorm, step.attention_cache(), step.mask);
-    return std::visit([&](const auto& block) { return block.add_to(r, post_attention_layernorm, r); }, mlp);
+    return add_feed_forward(r, post_attention_layernorm, mlp);
   }
 };
 
@@ -102,13 +101,9 @@ std::unique_ptr<LanguageModel> make_qwen3_moe(const ModelFiles& files, const Mod
     layers.push_back(make_layer(std::move(layer)));
   }
   auto ends = take_decoder_ends(weights, config, {.norm_eps = eps});
-  weights.finish();
-  return std::make_unique<DecoderModel>(model_info(config, weights),
-                                        DecoderParts{.embed_tokens = std::move(ends.embed_tokens),
-                                                     .layers = std::move(layers),
-                                                     .kinds = std::vector<LayerKind>(sparse.size(), FullAttention{}),
-                                                     .norm = std::move(ends.norm),
-                                                     .lm_head = std::move(ends.lm_head)});
+  ends.layers = std::move(layers);
+  ends.kinds = std::vector<LayerKind>(sparse.size(), FullAttention{});
+  return make_decoder(config, weights, std::move(ends));
 }
 
 }  // namespace reprise::internal

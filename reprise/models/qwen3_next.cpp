@@ -47,10 +47,7 @@ struct FeedForward {
   RmsNorm post_attention_layernorm;
   std::variant<GatedMlp, SharedExpertMoe> mlp;
 
-  mx::array add_to(const mx::array& h) const {
-    if (const auto* dense = std::get_if<GatedMlp>(&mlp)) return dense->add_to(h, post_attention_layernorm, h);
-    return mx::add(h, std::get<SharedExpertMoe>(mlp)(post_attention_layernorm(h)));
-  }
+  mx::array add_to(const mx::array& h) const { return add_feed_forward(h, post_attention_layernorm, mlp); }
 };
 
 struct GatedDeltaLayer {
@@ -124,12 +121,12 @@ class Loader {
     const auto names = weights.names();
     const bool is_original = std::any_of(names.begin(), names.end(), [&](const std::string& name) {
       if (!name.ends_with(".conv1d.weight")) return false;
-      const mx::array conv = weights_.release(name);
-      weights_.put(name, conv);
-      return conv.ndim() == 3 && conv.shape(2) != 1;
+      const mx::Shape conv = weights.shape_of(name);
+      return conv.size() == 3 && conv[2] != 1;
     });
     norm_plus_ = is_original ? 1.0f : 0.0f;
-    make_rope();
+    rope_ = std::make_shared<const Rope>(
+        config.rope(config.rotary_dims(sizes_.head_dim, family.rotary_factor), {.base_otherwise = family.rope_theta}));
   }
 
   std::unique_ptr<DecoderLayer> take_layer(int i, const LayerKind& kind) {
@@ -147,17 +144,6 @@ class Loader {
   }
 
  private:
-  void make_rope() {
-    auto factor = config_.get_float("partial_rotary_factor");
-    const auto parameters = config_.get_object("rope_parameters");
-    if (!factor && parameters) factor = parameters->get_float("partial_rotary_factor");
-    const float share = factor.value_or(family_.rotary_factor);
-    if (!(share > 0.0f && share <= 1.0f)) corrupt("partial_rotary_factor must lie in (0, 1]");
-    RopeOptions options = config_.rope(static_cast<int>(share * static_cast<float>(sizes_.head_dim)));
-    if (!config_.has("rope_theta") && !(parameters && parameters->has("rope_theta"))) options.base = family_.rope_theta;
-    rope_ = std::make_shared<const Rope>(options);
-  }
-
   RmsNorm take_norm(const std::string& path, int size) { return weights_.take_rms_norm(path, size, eps_, norm_plus_); }
 
   // q_proj holds each head's queries and then its gate.
@@ -245,14 +231,11 @@ std::unique_ptr<LanguageModel> make(const std::string& model_type, const Config&
   std::vector<std::unique_ptr<DecoderLayer>> layers;
   for (const LayerKind& kind : kinds) layers.push_back(loader.take_layer(static_cast<int>(layers.size()), kind));
   auto ends = loader.take_ends();
-  weights.finish();
+  ends.layers = std::move(layers);
+  ends.kinds = std::move(kinds);
   ModelInfo info = model_info(config, weights);
   info.model_type = model_type;
-  return std::make_unique<DecoderModel>(std::move(info), DecoderParts{.embed_tokens = std::move(ends.embed_tokens),
-                                                                      .layers = std::move(layers),
-                                                                      .kinds = std::move(kinds),
-                                                                      .norm = std::move(ends.norm),
-                                                                      .lm_head = std::move(ends.lm_head)});
+  return make_decoder(std::move(info), weights, std::move(ends));
 }
 
 }  // namespace

@@ -115,9 +115,7 @@ std::unique_ptr<LanguageModel> make_recurrent_gemma(const ModelFiles& files, con
   auto kinds = layer_kinds(config);
 
   WeightReader weights(files, config, options);
-  const float rotated = config.get_float("partial_rotary_factor").value_or(0.5f);
-  const auto rope =
-      std::make_shared<const Rope>(config.rope(static_cast<int>(rotated * static_cast<float>(sizes.head_dim))));
+  const auto rope = std::make_shared<const Rope>(config.rope(config.rotary_dims(sizes.head_dim, 0.5f)));
 
   std::vector<std::unique_ptr<DecoderLayer>> layers;
   for (std::size_t i = 0; i < kinds.size(); ++i) {
@@ -142,17 +140,15 @@ std::unique_ptr<LanguageModel> make_recurrent_gemma(const ModelFiles& files, con
   }
   const float eps = norm_eps(config);
   auto ends = take_decoder_ends(weights, config, {.norm_eps = eps, .norm_plus = 1.0f, .norm = "model.final_norm"});
-  weights.finish();
-  const bool scaled = config.get_bool("embeddings_scale_by_sqrt_dim").value_or(true);
-  const auto softcap = config.get_float("logits_soft_cap");
-  return std::make_unique<DecoderModel>(
-      model_info(config, weights), DecoderParts{.embed_tokens = std::move(ends.embed_tokens),
-                                                .layers = std::move(layers),
-                                                .kinds = std::move(kinds),
-                                                .norm = std::move(ends.norm),
-                                                .lm_head = std::move(ends.lm_head),
-                                                .embedding_scale = scaled ? std::sqrt(static_cast<float>(E)) : 1.0f,
-                                                .logit_softcap = softcap && *softcap != 0.0f ? softcap : std::nullopt});
+  ends.layers = std::move(layers);
+  ends.kinds = std::move(kinds);
+  if (config.get_bool("embeddings_scale_by_sqrt_dim").value_or(true)) {
+    ends.embedding_scale = std::sqrt(static_cast<float>(E));
+  }
+  if (const auto softcap = config.get_float("logits_soft_cap"); softcap && *softcap != 0.0f) {
+    ends.logit_softcap = softcap;
+  }
+  return make_decoder(config, weights, std::move(ends));
 }
 
 }  // namespace reprise::internal

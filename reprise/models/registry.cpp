@@ -69,22 +69,10 @@ constexpr bool is_sorted_without_doubles() {
 }
 static_assert(is_sorted_without_doubles());
 
-// Architectures make tables as long as this says before they read a weight.
-void check_number_of_layers(const internal::Config& config) {
-  constexpr int kMost = 10'000;
-  if (const int layers = config.get_int("num_hidden_layers").value_or(1); layers > kMost) {
-    throw Error(ErrorCode::corrupt_data, "[make_model] num_hidden_layers must be at most " + std::to_string(kMost) +
-                                             ", but got " + std::to_string(layers));
-  }
-}
-
 }  // namespace
 
 std::unique_ptr<LanguageModel> make_model(const ModelFiles& files, const ModelOptions& options) {
-  const internal::Config config(files.config_json);
-  check_number_of_layers(config);
-  if (const auto text = config.get_object("text_config")) check_number_of_layers(*text);
-  const std::string model_type = config.require_string("model_type");
+  const std::string model_type = internal::Config(files.config_json).require_string("model_type");
   const auto* found = std::find_if(kArchitectures.begin(), kArchitectures.end(),
                                    [&](const Architecture& known) { return known.model_type == model_type; });
   if (found != kArchitectures.end()) return found->make(files, options);

@@ -19,12 +19,6 @@ namespace {
 
 [[noreturn]] void corrupt(const std::string& what) { throw Error(ErrorCode::corrupt_data, "[make_model] " + what); }
 
-std::string text(const mx::Shape& shape) {
-  std::string out = "[";
-  for (std::size_t i = 0; i < shape.size(); ++i) out += (i ? ", " : "") + std::to_string(shape[i]);
-  return out + "]";
-}
-
 bool is_float(mx::Dtype dtype) { return dtype == mx::float32 || dtype == mx::float16 || dtype == mx::bfloat16; }
 
 std::string name_of(const QuantizationSpec& spec) {
@@ -71,7 +65,7 @@ mx::array WeightReader::take_as_stored(const std::string& name, const mx::Shape&
     weight = adapter_->weights.at(name);
   }
   if (weight.shape() != shape) {
-    corrupt("weight '" + name + "' must have shape " + text(shape) + ", but got " + text(weight.shape()));
+    corrupt("weight '" + name + "' must have shape " + shape_text(shape) + ", but got " + shape_text(weight.shape()));
   }
   weights_.erase(found);
   return weight;
@@ -116,7 +110,7 @@ QuantizationSpec WeightReader::spec_of(const std::string& path, int in) const {
   if (packed == weights_.end()) corrupt("weight '" + path + ".weight' is missing");
   const mx::array& scales = weights_.at(path + ".scales");
   if (packed->second.ndim() < 2 || scales.ndim() != packed->second.ndim() || scales.shape(-1) < 1) {
-    corrupt("weight '" + path + "' must be a matrix, but got " + text(packed->second.shape()));
+    corrupt("weight '" + path + "' must be a matrix, but got " + shape_text(packed->second.shape()));
   }
   const std::int64_t packed_bits = std::int64_t{packed->second.shape(-1)} * 32;
   const QuantizationSpec spec{in / scales.shape(-1), static_cast<int>(packed_bits / in)};
@@ -211,8 +205,8 @@ void WeightReader::stack_experts(int experts, const std::function<std::string(in
     for (int expert = 0; expert < experts; ++expert) {
       stacked.push_back(release(path(expert) + part));
       if (stacked.back().shape() == stacked[0].shape() && stacked.back().dtype() == stacked[0].dtype()) continue;
-      corrupt("weight '" + path(expert) + part + "' must be as that of expert 0, " + text(stacked[0].shape()) +
-              ", but got " + text(stacked.back().shape()));
+      corrupt("weight '" + path(expert) + part + "' must be as that of expert 0, " + shape_text(stacked[0].shape()) +
+              ", but got " + shape_text(stacked.back().shape()));
     }
     put(to + part, mx::stack(stacked));
   }
@@ -327,6 +321,12 @@ void WeightReader::transform(const std::string& name, const std::function<mx::ar
   const mx::array stored = release(name);
   as_stored_.insert_or_assign(name, stored);
   put(name, change(stored));
+}
+
+mx::Shape WeightReader::shape_of(const std::string& name) const {
+  const auto found = weights_.find(name);
+  if (found == weights_.end()) corrupt("weight '" + name + "' is missing");
+  return found->second.shape();
 }
 
 std::vector<std::string> WeightReader::names() const {

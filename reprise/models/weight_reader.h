@@ -46,6 +46,8 @@ class WeightReader {
   void transform(const std::string& name,
                  const std::function<mlx::core::array(const mlx::core::array& stored)>& change);
   std::vector<std::string> names() const;  // of what is left, sorted
+  // Throws: corrupt_data when it is missing.
+  mlx::core::Shape shape_of(const std::string& name) const;
 
   // Each throws corrupt_data, naming the tensor, when it is missing or has another shape or dtype.
   mlx::core::array take(const std::string& name, const mlx::core::Shape& shape);

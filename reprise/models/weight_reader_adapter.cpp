@@ -8,6 +8,7 @@
 #include "mlx/linalg.h"
 #include "mlx/ops.h"
 #include "reprise/base/error.h"
+#include "reprise/models/model_parts.h"
 #include "reprise/models/weight_reader.h"
 
 namespace reprise::internal {
@@ -18,12 +19,6 @@ namespace {
 
 [[noreturn]] void unfit(const std::string& what) {
   throw Error(ErrorCode::corrupt_data, "[make_model] the adapter does not fit the model: " + what);
-}
-
-std::string text(const mx::Shape& shape) {
-  std::string out = "[";
-  for (std::size_t i = 0; i < shape.size(); ++i) out += (i ? ", " : "") + std::to_string(shape[i]);
-  return out + "]";
 }
 
 mx::array unpacked(const Weight& weight) {
@@ -53,7 +48,7 @@ mx::array WeightReader::take_adapter(const std::string& name, const mx::Shape& s
   if (found == adapter_->weights.end()) unfit("'" + name + "' is missing");
   const mx::array& weight = found->second;
   if (weight.shape() != shape)
-    unfit("'" + name + "' must have shape " + text(shape) + ", but got " + text(weight.shape()));
+    unfit("'" + name + "' must have shape " + shape_text(shape) + ", but got " + shape_text(weight.shape()));
   if (!mx::issubdtype(weight.dtype(), mx::floating)) unfit("'" + name + "' must be of a float type");
   unused_adapter_weights_.erase(name);
   num_parameters_ += weight.size();
@@ -69,7 +64,8 @@ std::optional<WeightReader::LowRankPair> WeightReader::take_low_rank(const std::
   if (found == adapter_->weights.end()) return {};
   const mx::array& stored = found->second;
   if (static_cast<int>(stored.ndim()) <= rank_axis || stored.shape(rank_axis) < 1) {
-    unfit("'" + path + ".lora_a' must have shape " + text(a(8)) + " or another rank, but got " + text(stored.shape()));
+    unfit("'" + path + ".lora_a' must have shape " + shape_text(a(8)) + " or another rank, but got " +
+          shape_text(stored.shape()));
   }
   const int rank = stored.shape(rank_axis);
   mx::array first = take_adapter(path + ".lora_a", a(rank));
