@@ -16,7 +16,7 @@
 
 namespace reprise {
 
-using SequenceId = std::uint64_t;  // never used twice
+using SequenceId = std::uint64_t;  // never used twice: a sequence that was set aside starts again with another
 
 struct SequenceStart {
   SequenceId id = 0;
@@ -49,7 +49,8 @@ class BatchRunner {
   virtual void prefill(SequenceId id, int count, bool checkpoint) = 0;
 
   // The next token of each of `rows`, which have been prefilled up to their last token. With look_ahead it may begin
-  // the step after this one for the same rows before it returns. Results in the order of `rows`.
+  // the step after this one for the same rows before it returns. Results in the order of `rows`. May throw only when no
+  // row has moved: several rows are then tried one by one.
   virtual std::vector<DecodedToken> decode(std::span<const SequenceId> rows, bool look_ahead) = 0;
 
   // Ends a sequence in any state, also one whose start threw: what it computed is kept, the rest is forgotten.
