@@ -79,13 +79,13 @@ mx::array read_tensor(const InputFile& input, const SafetensorsHeader& header, c
   return array;
 }
 
-mx::array map_tensor(const std::shared_ptr<MappedFile>& mapping, const SafetensorsHeader& header,
-                     const TensorRecord& record, const std::filesystem::path& file) {
+// `data`: the tensor's, in memory that `owner` keeps.
+mx::array view_tensor(std::byte* data, std::shared_ptr<const void> owner, const TensorRecord& record,
+                      const std::filesystem::path& file) {
   const mx::Dtype dtype = dtype_of(record, file);
-  std::byte* data = mapping->bytes().data() + header.data_offset + record.begin;
   const bool aligned = reinterpret_cast<std::uintptr_t>(data) % dtype.size() == 0;
   if (record.begin == record.end || !aligned) return internal::copy_memory(data, shape_of(record, file), dtype);
-  return internal::view_memory(data, shape_of(record, file), dtype, mapping);
+  return internal::view_memory(data, shape_of(record, file), dtype, std::move(owner));
 }
 
 std::string encode_planned(const SafetensorsHeader& header) {
@@ -139,11 +139,24 @@ Safetensors read_safetensors(const std::filesystem::path& file, ReadMode mode, c
     const std::shared_ptr<MappedFile> mapping = MappedFile::open(file, kRead);
     result.header = parse_safetensors_header(mapping->bytes(), mapping->bytes().size(), file.string());
     for (const TensorRecord* record : in_data_order(result.header)) {
-      const auto& added =
-          *result.tensors.emplace(record->name, map_tensor(mapping, result.header, *record, file)).first;
+      std::byte* data = mapping->bytes().data() + result.header.data_offset + record->begin;
+      const auto& added = *result.tensors.emplace(record->name, view_tensor(data, mapping, *record, file)).first;
       check_bools(added.second, *record, file);
       if (on_tensor) on_tensor(result.header, added.second);
     }
+  }
+  return result;
+}
+
+Safetensors parse_safetensors(std::string bytes, std::string_view source) {
+  const auto owner = std::make_shared<std::string>(std::move(bytes));
+  const std::span<std::byte> file = std::as_writable_bytes(std::span(*owner));
+  Safetensors result;
+  result.header = parse_safetensors_header(file, file.size(), source);
+  for (const TensorRecord& record : result.header.tensors) {
+    std::byte* data = file.data() + result.header.data_offset + record.begin;
+    const auto& added = *result.tensors.emplace(record.name, view_tensor(data, owner, record, source)).first;
+    check_bools(added.second, record, source);
   }
   return result;
 }

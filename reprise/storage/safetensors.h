@@ -68,6 +68,11 @@ using OnTensor = std::function<void(const SafetensorsHeader& header, const mlx::
 Safetensors read_safetensors(const std::filesystem::path& file, ReadMode mode = ReadMode::copy,
                              const OnTensor& on_tensor = {});
 
+// A whole file that is in memory. Arrays look into `bytes`, which live as long as they do, where MLX's arrays lie in
+// plain memory and items are aligned; else they are copies. `source` names the file in messages. Throws: corrupt_data
+// and unsupported as read_safetensors.
+Safetensors parse_safetensors(std::string bytes, std::string_view source = "the data");
+
 // The bytes a file of this content has. Arrays are evaluated, and made contiguous where they must be, one at a time.
 // Throws: invalid_argument (a name or metadata text that is not UTF-8, a tensor named "__metadata__").
 std::string serialize_safetensors(const std::map<std::string, mlx::core::array>& tensors,

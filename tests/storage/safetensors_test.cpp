@@ -79,6 +79,9 @@ TEST(Safetensors, EveryKindOfArrayReturnsUnchanged) {
     expect_same(read.tensors, tensors);
     EXPECT_EQ(read.header.metadata, kMetadata);
   }
+  const Safetensors parsed = parse_safetensors(read_text(folder / "file"));
+  expect_same(parsed.tensors, tensors);
+  EXPECT_EQ(parsed.header.metadata, kMetadata);
 }
 
 TEST(Safetensors, AnEmptyFileReturnsUnchanged) {
@@ -227,6 +230,8 @@ TEST(Safetensors, MisalignedTensorsAreReadAll) {
       expect_same(read.tensors.at("b"), mx::array({120}, mx::uint8), "b");
       EXPECT_EQ(reinterpret_cast<std::uintptr_t>(read.tensors.at("f").data<char>()) % 4, 0u);
     }
+    const mx::array parsed = parse_safetensors(file_of(json, data, json.size() + padding)).tensors.at("f");
+    expect_same(parsed, mx::array({1.5f, -2.0f}), "f");
   }
 }
 
@@ -289,6 +294,7 @@ TEST(Safetensors, EveryTruncationIsAnErrorThatNamesTheFile) {
     for (const ReadMode mode : kBothModes) {
       expect_error(ErrorCode::corrupt_data, "cut", [&] { read_safetensors(folder / "cut", mode); });
     }
+    expect_error(ErrorCode::corrupt_data, "cut", [&] { parse_safetensors(file.substr(0, length), "cut"); });
   }
 }
 
