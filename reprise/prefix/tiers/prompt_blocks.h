@@ -3,6 +3,7 @@
 // Threads: values; everything is evaluated before it is cut.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <optional>
 #include <string>
@@ -47,6 +48,8 @@ PromptCache rebuild_prompt_cache(const PromptCache& form, const std::vector<Pref
 TensorFile to_tensors(const Stored& block_or_checkpoint);
 // Throws: corrupt_data for tensors or metadata that do not fit; all pages come from `pool`.
 std::shared_ptr<const PromptBlock> block_from_tensors(const TensorFile& file, const std::shared_ptr<PagePool>& pool);
+// Bytes of the pages that block_from_tensors would take. Throws: as that.
+std::size_t pages_nbytes(const TensorFile& block);
 std::shared_ptr<const PromptCheckpoint> checkpoint_from_tensors(const TensorFile& file);
 
 }  // namespace reprise
