@@ -56,8 +56,8 @@ class PrefixCache {
   int cached_length(const std::string& salt, std::span<const TokenId> tokens) const;
 
   // Keeps `cache`, which holds exactly `tokens` and is evaluated, and moves the lease on; with `checkpoint` also its
-  // recurrent state, if the model has any. On disk go blocks that are whole, and with `finished` the last one too.
-  // Returns: tokens stored now. Never throws for a cache of another length: refused and counted.
+  // recurrent state, if the model has any and it fits. On disk go blocks that are whole, and with `finished` the last
+  // one too. Returns: tokens stored now. Never throws for a cache of another length: refused and counted.
   struct StoreOptions {
     bool checkpoint = false;
     bool finished = false;
@@ -65,9 +65,10 @@ class PrefixCache {
   int store(const std::string& salt, std::span<const TokenId> tokens, const PromptCache& cache,
             std::shared_ptr<PrefixTree::Lease>* lease, const StoreOptions& options);
 
-  // Pages that anybody holds, and stored recurrent state. Live recurrent state is the caller's to count.
+  // Pages that anybody holds, stored recurrent state, and what the caller says of the live one.
   std::size_t nbytes() const;
-  // Evicts until nbytes() + bytes ≤ max_bytes. Returns: whether that is so now.
+  void set_live_state_nbytes(std::size_t bytes) { live_state_nbytes_ = bytes; }
+  // Evicts until nbytes() + bytes ≤ max_bytes; nothing, where that cannot be reached. Returns: whether that is so now.
   bool make_room(std::size_t bytes);
   void expire() { tree_.expire(); }
 
@@ -76,8 +77,17 @@ class PrefixCache {
   void flush();  // of the disk tier
   PrefixCacheStats stats() const;
   const PromptCache& form() const { return form_; }
+  const PrefixCacheOptions& options() const { return options_; }
 
  private:
+  using Lease = std::shared_ptr<PrefixTree::Lease>;
+  // Brings what is on disk of `tokens` beyond `length` into the tree. Returns: whether anything came.
+  bool load(const std::string& space, std::span<const TokenId> tokens, int length, Lease& lease);
+  bool load_block(const std::string& space, std::span<const TokenId> tokens, const DiskTier::Found::Piece& piece,
+                  Lease& lease);
+  bool load_checkpoint(const std::string& space, std::span<const TokenId> tokens, const std::string& file);
+  void refuse(const std::string& why);
+
   PromptCache form_;
   std::string space_;
   std::shared_ptr<PagePool> pool_;
@@ -85,6 +95,7 @@ class PrefixCache {
   bool needs_checkpoint_;
   PrefixTree tree_;
   std::unique_ptr<DiskTier> disk_;
+  std::size_t live_state_nbytes_ = 0;
   PrefixCacheStats stats_;
 };
 

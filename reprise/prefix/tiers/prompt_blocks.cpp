@@ -102,6 +102,18 @@ std::shared_ptr<const PromptBlock> cut_block(const PromptCache& cache, int begin
   return block;
 }
 
+std::shared_ptr<const PromptBlock> cut_block(const PromptBlock& block, int end) {
+  if (end <= block.begin || end > block.end) {
+    throw Error(ErrorCode::invalid_argument, "[cut_block] the end must lie in (" + std::to_string(block.begin) + ", " +
+                                                 std::to_string(block.end) + "], but got " + std::to_string(end));
+  }
+  auto cut = std::make_shared<PromptBlock>();
+  cut->begin = block.begin;
+  cut->end = end;
+  for (const PageSpan& span : block.layers) cut->layers.push_back(cut_span(span, end));
+  return cut;
+}
+
 std::shared_ptr<const PromptCheckpoint> take_checkpoint(const PromptCache& cache, int position) {
   auto checkpoint = std::make_shared<PromptCheckpoint>();
   checkpoint->position = position;

@@ -36,6 +36,8 @@ struct PromptCheckpoint final : Stored {
 
 // Requires: evaluated. Throws: invalid_argument when a layer lacks the rows.
 std::shared_ptr<const PromptBlock> cut_block(const PromptCache& cache, int begin, int end);
+// Its rows up to `end`, which lies within it: shares the pages.
+std::shared_ptr<const PromptBlock> cut_block(const PromptBlock& block, int end);
 // Null when nothing needs one.
 std::shared_ptr<const PromptCheckpoint> take_checkpoint(const PromptCache& cache, int position);
 
