@@ -43,6 +43,10 @@ Range visible_columns(const AttentionArgs& args, int batch, int query) {
   if (args.causal) {
     out.end = std::max(0, args.columns - args.num_queries + query + 1);
     if (args.window > 0) out.begin = std::max(out.begin, out.end - args.window);
+    if (args.chunk > 0 && out.end > 0) {
+      const int query_position = args.position + out.end - 1;
+      out.begin = std::max(out.begin, query_position / args.chunk * args.chunk - args.position);
+    }
   }
   return out;
 }
@@ -86,30 +90,30 @@ int div_up(int a, int b) { return (a + b - 1) / b; }
 
 // A block with its tasks: one for each chunk of its columns.
 struct Group {
+  const AttentionArgs* args = nullptr;
+  bool few = true;
   Block block;
   int first_task = 0;
   int chunks = 0;
   int chunk = 0;              // columns of each but the last
   std::size_t memory_at = 0;  // of the chunks' sums, if there are several
+
+  std::size_t floats() const {
+    const auto rows = static_cast<std::size_t>(block.rows.end - block.rows.begin);
+    return internal::padded(2 * internal::padded(rows) +
+                            rows * internal::padded(static_cast<std::size_t>(args->values.size)));
+  }
+
+  PartialSums sums(float* memory) const {
+    const auto rows = internal::padded(static_cast<std::size_t>(block.rows.end - block.rows.begin));
+    return {memory, memory + rows, memory + 2 * rows};
+  }
 };
 
 class Plan {
  public:
-  explicit Plan(const AttentionArgs& args)
-      : args_(args), features_(internal::padded(static_cast<std::size_t>(args.values.size))) {
-    const int rows = args.num_queries * (args.heads / args.kv_heads);
-    few_ = rows <= kFewRows;
-    rows_of_block_ = few_ ? rows : std::min(rows, internal::kMaxRowsOfBlock);
-    const int blocks = rows == 0 ? 0 : div_up(rows, rows_of_block_);
-    // The last rows see the most columns: long tasks first.
-    for (int block = blocks - 1; block >= 0; --block) {
-      for (int batch = 0; batch < args.batch; ++batch) {
-        for (int head = 0; head < args.kv_heads; ++head) {
-          const int begin = block * rows_of_block_;
-          add({batch, head, {begin, std::min(rows, begin + rows_of_block_)}, {}}, blocks);
-        }
-      }
-    }
+  explicit Plan(std::span<const AttentionArgs> several) {
+    for (const AttentionArgs& args : several) add(args);
   }
 
   void run(ThreadPool& pool) {
@@ -121,31 +125,41 @@ class Plan {
   }
 
  private:
-  std::size_t floats(const Block& block) const {
-    const auto rows = static_cast<std::size_t>(block.rows.end - block.rows.begin);
-    return 2 * internal::padded(rows) + rows * features_;
+  void add(const AttentionArgs& args) {
+    if (args.num_queries == 0 || args.values.size == 0) return;
+    const int rows = args.num_queries * (args.heads / args.kv_heads);
+    const bool few = rows <= kFewRows;
+    const int rows_of_block = few ? rows : std::min(rows, internal::kMaxRowsOfBlock);
+    const int blocks = div_up(rows, rows_of_block);
+    // The last rows see the most columns: long tasks first.
+    for (int block = blocks - 1; block >= 0; --block) {
+      for (int batch = 0; batch < args.batch; ++batch) {
+        for (int head = 0; head < args.kv_heads; ++head) {
+          const int begin = block * rows_of_block;
+          add({&args, few, {batch, head, {begin, std::min(rows, begin + rows_of_block)}, {}}}, blocks);
+        }
+      }
+    }
   }
 
-  PartialSums sums(const Block& block, float* memory) const {
-    const auto rows = internal::padded(static_cast<std::size_t>(block.rows.end - block.rows.begin));
-    return {memory, memory + rows, memory + 2 * rows};
-  }
-
-  void add(Block block, int blocks) {
-    const int heads_per_group = args_.heads / args_.kv_heads;
-    block.columns = {internal::visible_columns(args_, block.batch, block.rows.begin / heads_per_group).begin,
-                     internal::visible_columns(args_, block.batch, (block.rows.end - 1) / heads_per_group).end};
+  void add(Group group, int blocks) {
+    const AttentionArgs& args = *group.args;
+    Block& block = group.block;
+    const int heads_per_group = args.heads / args.kv_heads;
+    block.columns = {internal::visible_columns(args, block.batch, block.rows.begin / heads_per_group).begin,
+                     internal::visible_columns(args, block.batch, (block.rows.end - 1) / heads_per_group).end};
     block.columns.end = std::max(block.columns.begin, block.columns.end);
     const int columns = block.columns.end - block.columns.begin;
-    Group group{block, tasks_, 1, std::max(columns, 1), memory_};
-    if (few_) {
+    if (group.few) {
       group.chunk = kChunk * std::max(1, div_up(columns, kChunk * kMaxChunks));
     } else {
-      const int wanted = div_up(kBlocksEnough, blocks * args_.kv_heads);
+      const int wanted = div_up(kBlocksEnough, blocks * args.kv_heads);
       group.chunk = std::max(kManyRowsChunk, div_up(columns, wanted));
     }
     group.chunks = std::max(1, div_up(columns, group.chunk));
-    if (group.chunks > 1) memory_ += static_cast<std::size_t>(group.chunks) * internal::padded(floats(block));
+    group.first_task = tasks_;
+    group.memory_at = memory_;
+    if (group.chunks > 1) memory_ += static_cast<std::size_t>(group.chunks) * group.floats();
     tasks_ += group.chunks;
     groups_.push_back(group);
   }
@@ -160,7 +174,7 @@ class Plan {
     block.columns.begin += part * group.chunk;
     block.columns.end = std::min(block.columns.end, block.columns.begin + group.chunk);
 
-    const std::size_t size = internal::padded(floats(block));
+    const std::size_t size = group.floats();
     float* own = nullptr;
     if (group.chunks == 1) {
       thread_local internal::Scratch local;
@@ -168,24 +182,21 @@ class Plan {
     } else {
       own = memory + group.memory_at + static_cast<std::size_t>(part) * size;
     }
-    const PartialSums out = sums(block, own);
-    if (few_) {
-      attend_few_rows(args_, block, out);
+    const PartialSums out = group.sums(own);
+    if (group.few) {
+      attend_few_rows(*group.args, block, out);
     } else {
-      attend_many_rows(args_, block, out);
+      attend_many_rows(*group.args, block, out);
     }
     // Who comes last merges, always in the chunks' order.
     if (group.chunks == 1) {
-      merge(args_, group.block, out, 1, 0);
+      merge(*group.args, group.block, out, 1, 0);
     } else if (left[index].fetch_sub(1, std::memory_order_acq_rel) == 1) {
-      merge(args_, group.block, sums(block, memory + group.memory_at), group.chunks, static_cast<std::ptrdiff_t>(size));
+      merge(*group.args, group.block, group.sums(memory + group.memory_at), group.chunks,
+            static_cast<std::ptrdiff_t>(size));
     }
   }
 
-  const AttentionArgs& args_;
-  std::size_t features_;
-  bool few_ = true;
-  int rows_of_block_ = 0;
   int tasks_ = 0;
   std::size_t memory_ = 0;
   std::vector<Group> groups_;
@@ -193,9 +204,8 @@ class Plan {
 
 }  // namespace
 
-void attend(const AttentionArgs& args, ThreadPool& pool) {
-  if (args.num_queries == 0 || args.values.size == 0) return;
-  Plan(args).run(pool);
-}
+void attend(std::span<const AttentionArgs> several, ThreadPool& pool) { Plan(several).run(pool); }
+
+void attend(const AttentionArgs& args, ThreadPool& pool) { attend(std::span(&args, 1), pool); }
 
 }  // namespace reprise::kernels::cpu

@@ -287,10 +287,10 @@ void few_rows(const AttentionArgs& args, const Block& block, const PartialSums& 
   }
 
   const StepReader keys(args.keys, block.batch, block.kv_head, scratch);
-  for (std::size_t j = 0; j < columns; j += kStep) {
-    const std::size_t count = std::min(kStep, columns - j);
-    keys.with(block.columns.begin + static_cast<int>(j), count,
-              ScoreStep{q, rows, keys.vectors(), count, scores + j, stride});
+  for (std::size_t j = 0, count = 0; j < columns; j += count) {
+    const int column = block.columns.begin + static_cast<int>(j);
+    count = keys.columns_of_step(column, columns - j);
+    keys.with(column, count, ScoreStep{q, rows, keys.vectors(), count, scores + j, stride});
   }
   for (std::size_t r = 0; r < rows; ++r) {
     if (args.softcap != 0.0f) cap_scores(args.softcap * kLog2E, stride, scores + r * stride);
@@ -299,10 +299,10 @@ void few_rows(const AttentionArgs& args, const Block& block, const PartialSums& 
   }
   for (std::size_t i = 0; i < rows * features; i += kLanes) hn::StoreU(hn::Zero(d), d, out.values + i);
   const StepReader values(args.values, block.batch, block.kv_head, scratch + StepReader::scratch_floats(args.keys));
-  for (std::size_t j = 0; j < columns; j += kStep) {
-    const std::size_t count = std::min(kStep, columns - j);
-    values.with(block.columns.begin + static_cast<int>(j), count,
-                AccumulateStep{scores + j, stride, rows, values.vectors(), count, out.values, features});
+  for (std::size_t j = 0, count = 0; j < columns; j += count) {
+    const int column = block.columns.begin + static_cast<int>(j);
+    count = values.columns_of_step(column, columns - j);
+    values.with(column, count, AccumulateStep{scores + j, stride, rows, values.vectors(), count, out.values, features});
   }
 }
 

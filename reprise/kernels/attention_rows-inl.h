@@ -138,20 +138,21 @@ HWY_INLINE void numbers_of_eight(const std::uint8_t* from, int bits, float* to) 
 // Row `column` of keys or values, unpacked: out [rows.size]. `groups`: scratch of 2 * padded(size / group_size).
 HWY_INLINE void unpack_row(const StoredRows& rows, int batch, int head, int column, float* groups, float* out) {
   const F32 d;
-  const std::ptrdiff_t at = batch * rows.batch_stride + head * rows.head_stride + column * rows.column_stride;
+  const ColumnPlace place = place_of(rows, column);
+  const std::ptrdiff_t at = batch * rows.batch_stride + head * rows.head_stride + place.column * rows.column_stride;
   const auto size = static_cast<std::size_t>(rows.size);
   if (rows.bits == 0) {
-    with_element(rows.element, rows.data, WidenTo{at, size, out});
+    with_element(rows.element, place.data, WidenTo{at, size, out});
     return;
   }
   const std::size_t group_size = static_cast<std::size_t>(rows.group_size);
   const std::size_t num_groups = size / group_size;
   const std::ptrdiff_t group_at =
-      batch * rows.group_batch_stride + head * rows.group_head_stride + column * rows.group_column_stride;
+      batch * rows.group_batch_stride + head * rows.group_head_stride + place.column * rows.group_column_stride;
   float* biases = groups + padded(num_groups);
-  with_element(rows.element, rows.scales, WidenTo{group_at, num_groups, groups});
-  with_element(rows.element, rows.biases, WidenTo{group_at, num_groups, biases});
-  const auto* row = reinterpret_cast<const std::uint8_t*>(static_cast<const std::uint32_t*>(rows.data) + at);
+  with_element(rows.element, place.scales, WidenTo{group_at, num_groups, groups});
+  with_element(rows.element, place.biases, WidenTo{group_at, num_groups, biases});
+  const auto* row = reinterpret_cast<const std::uint8_t*>(static_cast<const std::uint32_t*>(place.data) + at);
   for (std::size_t g = 0; g < num_groups; ++g) {
     const VF scale = hn::Set(d, groups[g]);
     const VF bias = hn::Set(d, biases[g]);

@@ -35,11 +35,17 @@ template <typename T>
 struct DenseSource {
   const T* data;
   std::ptrdiff_t stride;
+  const T* next;       // of columns from `border` on, which are asked for but not read
+  std::size_t border;  // where another page begins
   HWY_INLINE VF operator()(std::size_t j, std::size_t i) const {
     return load_floats(data + static_cast<std::ptrdiff_t>(j) * stride + i * kLanes);
   }
   HWY_INLINE void ask(std::size_t j, std::size_t vectors) const {
-    ask_for(data, static_cast<std::ptrdiff_t>(j + kAhead) * stride * static_cast<std::ptrdiff_t>(sizeof(T)),
+    const std::size_t column = j + kAhead;
+    const bool beyond = column >= border;
+    ask_for(beyond ? next : data,
+            static_cast<std::ptrdiff_t>(beyond ? column - border : column) * stride *
+                static_cast<std::ptrdiff_t>(sizeof(T)),
             vectors * kLanes * sizeof(T));
   }
 };
@@ -79,45 +85,63 @@ class StepReader {
 
   std::size_t vectors() const { return vectors_; }
 
-  // Calls use(source) for `count` ≤ kStep columns from `column` on.
+  // Of the columns from `column` on, at most `most`: those that can be read in one step.
+  std::size_t columns_of_step(int column, std::size_t most) const {
+    const auto in_page = static_cast<std::size_t>(column % kPageColumns);
+    return std::min(most, rows_.pages.empty() ? kStep : static_cast<std::size_t>(kPageColumns) - in_page);
+  }
+
+  // Calls use(source) for the `count` columns of a step from `column` on.
   template <class Use>
   HWY_INLINE void with(int column, std::size_t count, const Use& use) const {
-    const std::ptrdiff_t at = batch_ * rows_.batch_stride + head_ * rows_.head_stride + column * rows_.column_stride;
+    const ColumnPlace place = place_of(rows_, column);
+    const std::ptrdiff_t at =
+        batch_ * rows_.batch_stride + head_ * rows_.head_stride + place.column * rows_.column_stride;
     if (whole_ && rows_.bits == 0) {
       if (rows_.element == Element::f32) {
-        use(DenseSource<float>{static_cast<const float*>(rows_.data) + at, rows_.column_stride});
+        use(dense<float>(column, place, at));
       } else if (rows_.element == Element::f16) {
-        use(DenseSource<hwy::float16_t>{static_cast<const hwy::float16_t*>(rows_.data) + at, rows_.column_stride});
+        use(dense<hwy::float16_t>(column, place, at));
       } else {
-        use(DenseSource<hwy::bfloat16_t>{static_cast<const hwy::bfloat16_t*>(rows_.data) + at, rows_.column_stride});
+        use(dense<hwy::bfloat16_t>(column, place, at));
       }
     } else if (rows_.bits == 8) {
-      use(packed<8>(column, count, at));
+      use(packed<8>(place, count, at));
     } else if (rows_.bits == 4) {
-      use(packed<4>(column, count, at));
+      use(packed<4>(place, count, at));
     } else {
       use(unpacked(column, count));
     }
   }
 
  private:
+  template <typename T>
+  HWY_INLINE DenseSource<T> dense(int column, const ColumnPlace& place, std::ptrdiff_t at) const {
+    const T* data = static_cast<const T*>(place.data) + at;
+    const std::size_t page = static_cast<std::size_t>(column / kPageColumns) + 1;
+    if (page >= rows_.pages.size()) return {data, rows_.column_stride, data, ~std::size_t{0}};
+    const auto* next = reinterpret_cast<const T*>(rows_.pages[page] + rows_.data_at) + head_ * rows_.head_stride;
+    return {data, rows_.column_stride, next, static_cast<std::size_t>(kPageColumns - place.column)};
+  }
+
   template <int kBits>
-  HWY_INLINE PackedSource<kBits> packed(int column, std::size_t count, std::ptrdiff_t at) const {
+  HWY_INLINE PackedSource<kBits> packed(const ColumnPlace& place, std::size_t count, std::ptrdiff_t at) const {
     const auto groups = static_cast<std::size_t>(rows_.size / rows_.group_size);
     float* scales = scratch_;
     float* biases = scratch_ + kStep * groups;
     const auto stride = rows_.group_column_stride;
-    std::ptrdiff_t group_at = batch_ * rows_.group_batch_stride + head_ * rows_.group_head_stride + column * stride;
+    std::ptrdiff_t group_at =
+        batch_ * rows_.group_batch_stride + head_ * rows_.group_head_stride + place.column * stride;
     if (stride == static_cast<std::ptrdiff_t>(groups)) {
-      with_element(rows_.element, rows_.scales, WidenTo{group_at, count * groups, scales});
-      with_element(rows_.element, rows_.biases, WidenTo{group_at, count * groups, biases});
+      with_element(rows_.element, place.scales, WidenTo{group_at, count * groups, scales});
+      with_element(rows_.element, place.biases, WidenTo{group_at, count * groups, biases});
     } else {
       for (std::size_t j = 0; j < count; ++j, group_at += stride) {
-        with_element(rows_.element, rows_.scales, WidenTo{group_at, groups, scales + j * groups});
-        with_element(rows_.element, rows_.biases, WidenTo{group_at, groups, biases + j * groups});
+        with_element(rows_.element, place.scales, WidenTo{group_at, groups, scales + j * groups});
+        with_element(rows_.element, place.biases, WidenTo{group_at, groups, biases + j * groups});
       }
     }
-    return {reinterpret_cast<const std::uint8_t*>(static_cast<const std::uint32_t*>(rows_.data) + at),
+    return {reinterpret_cast<const std::uint8_t*>(static_cast<const std::uint32_t*>(place.data) + at),
             rows_.column_stride * 4,
             scales,
             biases,
@@ -134,7 +158,7 @@ class StepReader {
       unpack_row(rows_, batch_, head_, column + static_cast<int>(j), groups, row);
       std::fill(row + size, row + stride, 0.0f);
     }
-    return {scratch_, static_cast<std::ptrdiff_t>(stride)};
+    return {scratch_, static_cast<std::ptrdiff_t>(stride), scratch_, ~std::size_t{0}};
   }
 
   const StoredRows& rows_;

@@ -22,4 +22,8 @@ cpu::MaskView mask_view(const mx::array& mask) {
           stride(3)};
 }
 
+cpu::ProjectedRows projected(const mx::array& x) {
+  return {x.data<char>(), element_of(x.dtype()).value_or(cpu::Element::f32), x.strides(0), x.strides(1), x.strides(2)};
+}
+
 }  // namespace reprise::kernels::internal

@@ -11,6 +11,9 @@ namespace reprise::kernels::cpu {
 // e8m0: powers of two, as scales alone; the weight's values then are e2m1 (see below).
 enum class Element : std::uint8_t { f32, f16, bf16, e8m0 };
 
+// Columns of a page, where keys and values are stored in pages.
+inline constexpr int kPageColumns = 64;
+
 inline std::size_t size_of(Element element) { return element == Element::f32 ? 4 : element == Element::e8m0 ? 1 : 2; }
 
 // A matrix [rows, cols] = [out, in], row-contiguous, as MLX stores it.

@@ -30,10 +30,8 @@ namespace mx = mlx::core;
 
 namespace {
 
-cpu::Element element_of(mx::Dtype dtype) {
-  if (dtype == mx::float16) return cpu::Element::f16;
-  return dtype == mx::bfloat16 ? cpu::Element::bf16 : cpu::Element::f32;
-}
+// Requires: a dtype that kernels know, or uint32, which is not asked for.
+cpu::Element element_of(mx::Dtype dtype) { return internal::element_of(dtype).value_or(cpu::Element::f32); }
 
 // All that the operation is told besides arrays.
 struct Plan {
@@ -51,10 +49,6 @@ struct Plan {
   // Places among the inputs.
   std::optional<std::size_t> offsets, mask, sinks, row_starts;
 };
-
-cpu::ProjectedRows projected(const mx::array& x) {
-  return {x.data<char>(), element_of(x.dtype()), x.strides(0), x.strides(1), x.strides(2)};
-}
 
 // A buffer as it is read and as it is written.
 struct Buffers {
@@ -136,9 +130,9 @@ class StoreAndAttend final : public mx::Primitive {
     store.kv_heads = plan.kv_heads;
     store.capacity = plan.capacity;
     store.at = plan.at;
-    store.queries = projected(inputs[0]);
-    store.keys = projected(inputs[1]);
-    store.values = projected(inputs[2]);
+    store.queries = internal::projected(inputs[0]);
+    store.keys = internal::projected(inputs[1]);
+    store.values = internal::projected(inputs[2]);
     store.offset = plan.offset;
     store.query_norm = plan.query_norm.view();
     store.key_norm = plan.key_norm.view();

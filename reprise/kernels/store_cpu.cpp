@@ -19,13 +19,32 @@ const void* row_of(const ProjectedRows& rows, int b, int t) {
   return static_cast<const std::byte*>(rows.data) + at * static_cast<std::ptrdiff_t>(size_of(rows.element));
 }
 
+// `target` as the buffer of token t of batch row b: with its page's pointers where there are pages.
+TargetRows buffer_of(const StoreArgs& args, TargetRows target, int b, int t) {
+  if (args.pages.empty()) return target;
+  const TargetPages& to = args.pages[static_cast<std::size_t>(b)];
+  std::byte* page = to.pages[static_cast<std::size_t>((to.at + t) / kPageColumns)];
+  target.data = page + target.data_at;
+  target.scales = page + target.scales_at;
+  target.biases = page + target.biases_at;
+  return target;
+}
+
+// The token's row of the buffer's first head.
+std::size_t first_row(const StoreArgs& args, int b, int t) {
+  if (!args.pages.empty())
+    return static_cast<std::size_t>((args.pages[static_cast<std::size_t>(b)].at + t) % kPageColumns);
+  return static_cast<std::size_t>(b) * static_cast<std::size_t>(args.kv_heads) *
+             static_cast<std::size_t>(args.capacity) +
+         static_cast<std::size_t>(args.at + t);
+}
+
 // Heads [Hkv, size] of one token into their column; x is changed.
-void store_heads(const StoreArgs& args, const TargetRows& target, int b, int column, float* x) {
-  for (int h = 0; h < args.kv_heads; ++h, x += target.size) {
-    const std::size_t row =
-        (static_cast<std::size_t>(b) * static_cast<std::size_t>(args.kv_heads) + static_cast<std::size_t>(h)) *
-            static_cast<std::size_t>(args.capacity) +
-        static_cast<std::size_t>(column);
+void store_heads(const StoreArgs& args, const TargetRows& of_args, int b, int t, float* x) {
+  const TargetRows target = buffer_of(args, of_args, b, t);
+  std::size_t row = first_row(args, b, t);
+  const auto columns = static_cast<std::size_t>(args.pages.empty() ? args.capacity : kPageColumns);
+  for (int h = 0; h < args.kv_heads; ++h, x += target.size, row += columns) {
     const auto place = [row](void* data, std::size_t bytes) { return static_cast<std::uint8_t*>(data) + row * bytes; };
     const auto size = static_cast<std::size_t>(target.size);
     if (target.bits == 0) {
@@ -71,10 +90,10 @@ void store_token(const StoreArgs& args, int b, int t, Scratch& scratch) {
   float* x = scratch.row.data();
   load_row(row_of(args.keys, b, t), args.keys.element, args.keys.feature_stride, args.kv_heads * size, x);
   rotate(args.key_norm, args.kv_heads, x);
-  store_heads(args, args.stored_keys, b, args.at + t, x);
+  store_heads(args, args.stored_keys, b, t, x);
   load_row(row_of(args.values, b, t), args.values.element, args.values.feature_stride,
            args.kv_heads * args.stored_values.size, x);
-  store_heads(args, args.stored_values, b, args.at + t, x);
+  store_heads(args, args.stored_values, b, t, x);
 }
 
 }  // namespace

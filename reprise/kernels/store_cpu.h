@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "reprise/base/thread_pool.h"
 #include "reprise/kernels/cpu.h"
@@ -21,7 +22,8 @@ struct ProjectedRows {
   std::ptrdiff_t feature_stride = 0;
 };
 
-// A row-contiguous buffer [B, Hkv, capacity, size].
+// A row-contiguous buffer [B, Hkv, capacity, size]. In pages: data, scales and biases are null, and each page has its
+// own [Hkv, kPageColumns, size], so many bytes after its beginning.
 struct TargetRows {
   int size = 0;
   int bits = 0;  // 0: dense
@@ -30,6 +32,15 @@ struct TargetRows {
   void* data = nullptr;
   void* scales = nullptr;
   void* biases = nullptr;
+  std::size_t data_at = 0;
+  std::size_t scales_at = 0;
+  std::size_t biases_at = 0;
+};
+
+// Where the new rows of a sequence go: token t to column `at` + t of its pages.
+struct TargetPages {
+  std::span<std::byte* const> pages;
+  int at = 0;
 };
 
 struct StoreArgs {
@@ -39,6 +50,7 @@ struct StoreArgs {
   int kv_heads = 0;
   int capacity = 0;
   int at = 0;
+  std::span<const TargetPages> pages = {};  // [B], instead of capacity and at
   ProjectedRows queries;
   ProjectedRows keys;
   ProjectedRows values;

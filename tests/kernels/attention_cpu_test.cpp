@@ -11,6 +11,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <random>
 #include <vector>
 
@@ -297,6 +298,110 @@ TEST(AttentionCpu, CausalAndWindowHideWhatTheyMust) {
           const int end = S - L + i + 1;
           return j < end && (window == 0 || j >= end - window) ? 0.0 : kHidden;
         }));
+      }
+    }
+  }
+}
+
+TEST(AttentionCpu, ChunksHideWhatLiesBeforeThem) {
+  for (const int chunk : {1, 7, 64, 300}) {
+    for (const int L : {1, 3, 70}) {
+      for (const int position : {0, 128}) {
+        SCOPED_TRACE(testing::PrintToString(std::vector<int>{chunk, L, position}));
+        Problem p({.L = L, .S = L + 300, .D = 16, .Dv = 16});
+        p.args.causal = true;
+        p.args.chunk = chunk;
+        p.args.position = position;
+        expect_attention(p, p.expected([&](int, int, int i, int j) {
+          const int query = position + 300 + i;
+          return j <= 300 + i && position + j >= query / chunk * chunk ? 0.0 : kHidden;
+        }));
+      }
+    }
+  }
+}
+
+// A buffer's columns in pages, of which the last is only partly there.
+struct Paged {
+  std::vector<std::vector<std::byte>> memory;
+  std::vector<const std::byte*> pages;
+
+  StoredRows add(const Stored& from, int heads) {
+    StoredRows out = from.view;
+    const auto columns = from.capacity - 3;
+    const std::size_t element = size_of(from.view.element);
+    const auto part = [&](const void* data, std::ptrdiff_t column_stride, std::size_t item, std::size_t& at) {
+      const std::size_t row = static_cast<std::size_t>(column_stride) * item;
+      const std::size_t of_page = row * kPageColumns * static_cast<std::size_t>(heads);
+      memory.resize((columns + kPageColumns - 1) / kPageColumns);
+      at = memory[0].size();
+      for (std::size_t page = 0; page < memory.size(); ++page) {
+        memory[page].resize(at + of_page, std::byte{0xff});
+        for (std::size_t i = 0; i < of_page / row; ++i) {
+          const std::size_t column = page * kPageColumns + i % kPageColumns;
+          if (column >= columns) continue;
+          std::memcpy(memory[page].data() + at + i * row,
+                      static_cast<const std::byte*>(data) + (i / kPageColumns * from.capacity + column) * row, row);
+        }
+      }
+    };
+    if (out.bits == 0) {
+      part(out.data, out.column_stride, element, out.data_at);
+    } else {
+      part(out.data, out.column_stride, 4, out.data_at);
+      part(out.scales, out.group_column_stride, element, out.scales_at);
+      part(out.biases, out.group_column_stride, element, out.biases_at);
+    }
+    out.data = out.scales = out.biases = nullptr;
+    out.head_stride = out.column_stride * kPageColumns;
+    out.group_head_stride = out.group_column_stride * kPageColumns;
+    return out;
+  }
+
+  void read_by(AttentionArgs& args) {
+    for (const auto& page : memory) pages.push_back(page.data());
+    args.keys.pages = args.values.pages = pages;
+  }
+};
+
+TEST(AttentionCpu, PagesGiveTheBitsOfABufferWhateverElseIsInTheBatch) {
+  for (const int bits : {0, 3, 4, 8}) {
+    for (const Element element : {Element::f32, Element::f16, Element::bf16}) {
+      for (const int L : {1, 5, 70}) {
+        for (const int window : {0, 90}) {
+          SCOPED_TRACE(testing::PrintToString(std::vector<int>{bits, static_cast<int>(element), L, window}));
+          const Storage storage{bits, bits == 0 ? 0 : 32, element};
+          const int dense = bits == 0 ? 20 : 32;
+          std::vector<std::unique_ptr<Problem>> problems;
+          for (const int S : {L, 64, 65, 330, 1000}) {
+            if (S < L) continue;
+            for (const int D : {64, dense}) {
+              auto& p = *problems.emplace_back(
+                  std::make_unique<Problem>(Sizes{.L = L, .S = S, .D = D, .Dv = D}, storage, storage));
+              p.args.causal = true;
+              p.args.window = window;
+            }
+          }
+          with_each_target([&] {
+            std::vector<std::vector<float>> want;
+            for (auto& p : problems) want.push_back(p->attend(1));
+            std::vector<Paged> paged(problems.size());
+            std::vector<std::vector<float>> got;
+            std::vector<AttentionArgs> several;
+            for (std::size_t i = 0; i < problems.size(); ++i) {
+              got.emplace_back(want[i].size(), kNaN);
+              AttentionArgs args = problems[i]->args;
+              args.keys = paged[i].add(problems[i]->keys, args.kv_heads);
+              args.values = paged[i].add(problems[i]->values, args.kv_heads);
+              paged[i].read_by(args);
+              args.output.data = got[i].data();
+              several.push_back(args);
+            }
+            ThreadPool pool(2);
+            cpu::attend(several, pool);
+            ASSERT_EQ(got, want);
+          });
+        }
       }
     }
   }
