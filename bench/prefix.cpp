@@ -1,12 +1,14 @@
 // What finding, storing and evicting prefixes costs when many tokens are cached: the tree alone, no rows in it.
 // usage: prefix [--tokens 1000000] [--prompt 2000] [--block 256] [--sharing 20] [--repeat 2000]
 // Prompts of --prompt tokens; of --sharing at a time the first half is the same. Microseconds for one call, median and
-// 99th percentile; each call gets another prompt. A hit includes its lease, and its end.
+// 99th percentile; calls take the prompts in turn. A hit includes its lease, and its end.
+#include <algorithm>
 #include <cstdio>
 #include <functional>
 #include <memory>
 #include <random>
 #include <string>
+#include <vector>
 
 #include "bench/flags.h"
 #include "bench/timing.h"
