@@ -41,6 +41,7 @@ class BatchChunkedKVCache final : public internal::BatchGrowingCache, public Fro
   // As far as every row's next token finds its chunk whole.
   int max_trim() const override;
   bool keeps_all_rows() const override { return false; }
+  bool serves_chunks(int chunk_size) const override { return chunk_size == chunk_size_; }
   State state() const override;
   State saved_state() const override;
   State legacy_state() const override;

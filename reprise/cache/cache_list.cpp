@@ -260,6 +260,16 @@ void CacheList::set_extra_state(const ExtraState& extra) {
   change_all("set_extra_state", [&](LayerCache& child, std::size_t i) { child.set_extra_state(parts[i]); });
 }
 
+void CacheList::collect_arrays(std::vector<mlx::core::array>& out) const {
+  for (const auto& child : children_) child->collect_arrays(out);
+}
+
+void CacheList::check() const {
+  for (std::size_t i = 0; i < children_.size(); ++i) {
+    at_child("check", i, children_[i]->class_name(), [&] { children_[i]->check(); });
+  }
+}
+
 CacheList::Children CacheList::forks() const {
   Children copies;
   copies.reserve(children_.size());

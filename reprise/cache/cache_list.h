@@ -76,6 +76,8 @@ class CacheList final : public LayerCache, public BatchedCache {
   // The children's, each name after the child's index and a dot.
   ExtraState extra_state() const override;
   void set_extra_state(const ExtraState& extra) override;
+  void collect_arrays(std::vector<mlx::core::array>& out) const override;
+  void check() const override;
   std::unique_ptr<LayerCache> fork() const override { return std::make_unique<CacheList>(forks()); }
   std::unique_ptr<LayerCache> merge(const std::vector<const LayerCache*>& caches) const override {
     return merge_rows(caches);

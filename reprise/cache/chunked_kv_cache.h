@@ -46,6 +46,7 @@ class ChunkedKVCache final : public internal::GrowingCache, public FrontTrimmedC
   // The same of a cache whose first row is at `start`, its next at `offset`; `all` when no row was dropped.
   static int max_trim(int start, int offset, int chunk_size, int all);
   bool keeps_all_rows() const override { return false; }
+  bool serves_chunks(int chunk_size) const override { return chunk_size == chunk_size_; }
   State state() const override;
   State saved_state() const override;
   State legacy_state() const override;

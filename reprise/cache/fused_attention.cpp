@@ -116,30 +116,38 @@ void FusedStep::check_mask(int columns) const {
   fail(function_, "the mask must be bool or floating, and broadcastable to " + text.str(), describe(*mask));
 }
 
-StepResult FusedStep::run(const std::optional<KVColumns>& stored, const StepColumns& columns, const Offset& offset,
-                          const std::vector<int>& row_starts) const {
-  const auto& [queries, keys, values, heads, kv_heads] = projections_;
-  check_mask(columns.visible);
+void FusedStep::check_scores(int columns) const {
+  check_mask(columns);
+  const int heads = projections_.heads;
   if (options_.sinks && options_.sinks->shape() != mx::Shape{heads}) {
     fail(function_, "sinks must be [" + std::to_string(heads) + "]", describe(*options_.sinks));
   }
   if (options_.softcap && !(*options_.softcap > 0.0f && std::isfinite(*options_.softcap))) {
     fail(function_, "softcap must be positive", std::to_string(*options_.softcap));
   }
+}
+
+StepInputs FusedStep::inputs(const Offset& offset) const {
+  const auto& [queries, keys, values, heads, kv_heads] = projections_;
   const Rope* rope = options_.rope;
   const kernels::RopeParams* params = rope ? rope->kernel_params() : nullptr;
-  // What no fixed frequencies describe is rotated before.
-  const bool before = rope != nullptr && params == nullptr;
-  const auto prepared = [&](const mx::array& x, int parts, const RmsNorm* norm) {
-    if (!before) return x;
-    const mx::array rows = by_heads(x, parts, key_size_);
-    return joined((*rope)(norm ? (*norm)(rows) : rows, offset));
-  };
-  const mx::array q = prepared(queries, heads, options_.query_norm);
-  const mx::array k = prepared(keys, kv_heads, options_.key_norm);
-  kernels::HeadNorms norms;
-  if (options_.query_norm && !before) norms.queries = options_.query_norm->params();
-  if (options_.key_norm && !before) norms.keys = options_.key_norm->params();
+  if (rope != nullptr && params == nullptr) {  // no fixed frequencies
+    const auto rotated = [&](const mx::array& x, int parts, const RmsNorm* norm) {
+      const mx::array rows = by_heads(x, parts, key_size_);
+      return joined((*rope)(norm ? (*norm)(rows) : rows, offset));
+    };
+    return {rotated(queries, heads, options_.query_norm), rotated(keys, kv_heads, options_.key_norm)};
+  }
+  StepInputs inputs{queries, keys, params};
+  if (options_.query_norm) inputs.norms.queries = options_.query_norm->params();
+  if (options_.key_norm) inputs.norms.keys = options_.key_norm->params();
+  return inputs;
+}
+
+StepResult FusedStep::run(const std::optional<KVColumns>& stored, const StepColumns& columns, const Offset& offset,
+                          const std::vector<int>& row_starts) const {
+  check_scores(columns.visible);
+  const StepInputs in = inputs(offset);
 
   kernels::StoreTarget target;
   if (stored) target.tensors = stored->tensors();
@@ -152,7 +160,8 @@ StepResult FusedStep::run(const std::optional<KVColumns>& stored, const StepColu
       .scale = options_.scale, .mask = options_.mask, .sinks = options_.sinks, .softcap = options_.softcap};
   if (!row_starts.empty()) attention.row_starts = int_array(row_starts);
   kernels::StoreAndAttendResult result =
-      kernels::store_and_attend(q, k, values, heads, params, offset, std::move(target), attention, norms);
+      kernels::store_and_attend(in.queries, in.keys, projections_.values, projections_.heads, in.rope, offset,
+                                std::move(target), attention, in.norms);
   return {std::move(result.output), KVColumns(std::move(result.tensors), quantization_)};
 }
 

@@ -10,6 +10,8 @@
 #include "mlx/array.h"
 #include "reprise/cache/kv_columns.h"
 #include "reprise/cache/layer_cache.h"
+#include "reprise/kernels/attention.h"
+#include "reprise/kernels/rope.h"
 
 namespace reprise::internal {
 
@@ -25,6 +27,14 @@ struct StepResult {
   KVColumns buffer;
 };
 
+// What the kernels take: rotated and normed before where their parameters cannot say how.
+struct StepInputs {
+  mlx::core::array queries;
+  mlx::core::array keys;
+  const kernels::RopeParams* rope = nullptr;
+  kernels::HeadNorms norms = {};
+};
+
 class FusedStep {
  public:
   // Whether the kernel takes such rows and stores them in such a buffer: on a CPU, floats of at most 32 bits, at least
@@ -38,6 +48,12 @@ class FusedStep {
 
   int batch_size() const { return projections_.queries.shape(0); }
   int width() const { return projections_.queries.shape(1); }  // new rows
+  int key_size() const { return key_size_; }
+  int value_size() const { return projections_.values.shape(2) / projections_.kv_heads; }
+
+  StepInputs inputs(const Offset& offset) const;
+  // Throws: invalid_argument for sinks, a soft cap, or a mask over so many columns that do not fit.
+  void check_scores(int columns) const;
 
   // `stored`: the columns that exist, none for none. `row_starts`: columns before row_starts[b] hold nothing of row b.
   // The buffer is written in place if nobody else holds `stored`'s arrays at evaluation.

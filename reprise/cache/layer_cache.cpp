@@ -3,6 +3,7 @@
 #include "mlx/ops.h"
 #include "reprise/base/error.h"
 #include "reprise/cache/batched_cache.h"
+#include "reprise/cache/registry.h"
 #include "reprise/nn/attention.h"
 #include "reprise/nn/masks.h"
 
@@ -44,6 +45,8 @@ void LayerCache::set_extra_state(const ExtraState& extra) {
   throw Error(ErrorCode::corrupt_data, "[LayerCache::set_extra_state] " + class_name() +
                                            " must have no extra members, but got \"" + extra.begin()->first + "\"");
 }
+
+void LayerCache::check() const { cache_from_state(class_name(), state()); }
 
 std::unique_ptr<LayerCache> LayerCache::to_quantized(int, int) const {
   throw Error(ErrorCode::unsupported,

@@ -68,6 +68,11 @@ class LayerCache {
   // unchanged.
   virtual void set_extra_state(const ExtraState& extra);
 
+  // Appends what must be evaluated before the object may go to another thread.
+  virtual void collect_arrays(std::vector<mlx::core::array>& out) const { state().collect_arrays(out); }
+  // Throws: what the class refuses to build from, where the object breaks its own invariants.
+  virtual void check() const;
+
   // An independent cache that shares the buffers: O(1) in the length, no copy of rows.
   virtual std::unique_ptr<LayerCache> fork() const = 0;
 
@@ -134,6 +139,8 @@ class AttentionCache : public LayerCache {
   // The same for attention within chunks of the sequence: the query at position q sees keys from ⌊q / chunk_size⌋ ·
   // chunk_size on.
   virtual Mask make_chunk_mask(int N, int chunk_size) const;
+  // Whether the rows that such attention needs are always there.
+  virtual bool serves_chunks(int /*chunk_size*/) const { return keeps_all_rows(); }
 
   // Norms and rotates q and k at offset(), stores k and v (in the stored rows' dtype), returns attention over all of
   // it. A call that throws has stored nothing. q [B, H, L, D], k [B, Hkv, L, D], v [B, Hkv, L, Dv]. Returns: [B, H, L,

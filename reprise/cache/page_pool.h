@@ -16,8 +16,8 @@ namespace reprise {
 
 class PagePool;
 
-// Rows 0 … claimed() - 1 are somebody's; whoever has as many rows in it as are claimed may claim the next ones and
-// write them in place, since no other holder can see them. Anyone else copies the page first.
+// Rows 0 … claimed() - 1 are somebody's, and written once; whoever has as many rows in it as are claimed may claim the
+// next ones and write them in place, since no other holder can see them. Anyone else copies the page first.
 class Page {
  public:
   ~Page();

@@ -6,7 +6,6 @@
 #include "mlx/transforms.h"
 #include "reprise/cache/cache_list.h"
 #include "reprise/cache/kv_cache.h"
-#include "reprise/cache/registry.h"
 
 namespace reprise {
 
@@ -94,9 +93,8 @@ class PositionCheck {
       }
       return;
     }
-    // What a class refuses to build from is what its invariants forbid.
     try {
-      cache_from_state(cache.class_name(), cache.state());
+      cache.check();
     } catch (const Error& error) {
       throw Error(ErrorCode::failed_precondition, "[check_prompt_cache] " + name + ": " + error.what());
     }
@@ -153,7 +151,7 @@ PromptCache PromptCache::fork() const {
 
 void PromptCache::eval() const {
   std::vector<mx::array> arrays;
-  for (const auto& layer : layers_) layer->state().collect_arrays(arrays);
+  for (const auto& layer : layers_) layer->collect_arrays(arrays);
   mx::eval(std::move(arrays));
 }
 

@@ -86,12 +86,11 @@ std::string unfit(const LayerKind& kind, const LayerCache& cache) {
                 : "a CacheList of an ArraysCache of " + std::to_string(both->slots) + " slots and an attention cache";
   }
   if (const auto* chunked = std::get_if<ChunkedAttention>(&kind)) {
-    const auto* trimmed = dynamic_cast<const FrontTrimmedCache*>(&cache);
-    const bool fits = trimmed != nullptr ? trimmed->chunk_size() == chunked->chunk_size
-                                         : is_attention(cache) && cache.keeps_all_rows();
-    return fits ? ""
-                : "a ChunkedKVCache of chunk size " + std::to_string(chunked->chunk_size) +
-                      " or an attention cache that keeps all rows";
+    const auto* attention = dynamic_cast<const AttentionCache*>(&cache);
+    return attention != nullptr && attention->serves_chunks(chunked->chunk_size)
+               ? ""
+               : "a ChunkedKVCache of chunk size " + std::to_string(chunked->chunk_size) +
+                     " or an attention cache that keeps all rows";
   }
   return is_attention(cache) ? "" : "an attention cache";
 }
