@@ -4,7 +4,8 @@
 //     first, among equals in turn, so that a short prompt is not kept waiting by a long one.
 //   - A sequence is admitted when its prompt and `reserve_tokens` of its answer fit the budget after what is cached has
 //     given way; otherwise it waits, and everyone of no higher priority behind it. One that could never fit is refused
-//     at once. A running answer reserves further as it grows; when that fails the running sequence of the lowest
+//     at once. So small requests never pass a big one that waits, and as waiting raises the priority, nobody waits for
+//     ever. A running answer reserves further as it grows; when that fails the running sequence of the lowest
 //     priority, the youngest of those, is set aside: its work is kept in the cache as far as it fits, and it is
 //     admitted again later and goes on where it was.
 //   - A prompt that shares more with one that is being prefilled than with what is stored waits until that much is
@@ -66,7 +67,8 @@ struct SequenceRequest {
   std::vector<int> checkpoints = {};  // positions in the prompt at which the state is to be kept (ends of messages)
   // Each token as it comes. Returns: whether the answer ends with it.
   std::function<bool(TokenId token, float logprob)> on_token = {};
-  // Tokens of the prompt computed or reused so far, of all; after admission and each piece.
+  // Tokens of the prompt computed or reused so far, of all; after admission and each piece, and all with the first
+  // token.
   std::function<void(int done, int total)> on_progress = {};
   // Exactly once, last. None of these may throw or call the scheduler.
   std::function<void(const SequenceEnd&)> on_end = {};
@@ -91,8 +93,7 @@ class Scheduler {
   // answer can never fit the budget (the message says both sizes). Nothing is called then.
   SequenceId submit(SequenceRequest request);
 
-  // The sequence ends before the next step, in whatever state; what it computed is kept. Nothing for an id that is
-  // gone.
+  // Ends the sequence now, in whatever state; what it computed is kept. Nothing for an id that is gone.
   void cancel(SequenceId id);
 
   // Does one step's work. Returns: whether there is more to do now. Never throws for what a sequence or the runner
