@@ -15,6 +15,7 @@
 #include "reprise/cache/chunked_kv_cache.h"
 #include "reprise/cache/concatenate_kv_cache.h"
 #include "reprise/cache/kv_cache.h"
+#include "reprise/cache/paged_kv_cache.h"
 #include "reprise/cache/quantized_kv_cache.h"
 #include "reprise/cache/quantized_rotating_kv_cache.h"
 #include "reprise/cache/rotating_kv_cache.h"
@@ -101,6 +102,10 @@ MakeCache maker(Arguments... arguments) {
   return [=] { return std::make_unique<Cache>(arguments...); };
 }
 
+MakeCache paged(kernels::PagedVisibility sees = {}, std::optional<KVQuantization> quantization = {}) {
+  return [=] { return std::make_unique<PagedKVCache>(PagePool::make(), sees, quantization); };
+}
+
 std::vector<Kind> kinds() {
   constexpr int kRing = 6;
   const std::vector<int> one_row = {0};
@@ -111,6 +116,10 @@ std::vector<Kind> kinds() {
       {"ChunkedKVCache", maker<ChunkedKVCache>(64)},
       {"RotatingKVCache", maker<RotatingKVCache>(kRing), kRing},
       {"QuantizedRotatingKVCache", maker<QuantizedRotatingKVCache>(kRing, 0, 32, 8), kRing, true},
+      {"PagedKVCache", paged()},
+      {"PagedKVCache of a window", paged({.window = kRing}), kRing},
+      {"PagedKVCache of chunks", paged({.chunk = 64})},
+      {"PagedKVCache quantised", paged({}, KVQuantization{32, 8}), {}, true},
       {"BatchChunkedKVCache", maker<BatchChunkedKVCache>(64, one_row)},
       {"BatchKVCache", maker<BatchKVCache>(one_row)},
       {"BatchQuantizedKVCache", maker<BatchQuantizedKVCache>(one_row, 32, 8), {}, true},
