@@ -13,10 +13,10 @@
 #include "mlx/transforms.h"
 #include "reprise/base/error.h"
 #include "reprise/base/log.h"
+#include "reprise/generate/answer_text.h"
+#include "reprise/generate/request_checks.h"
 #include "reprise/generate/reuse_check.h"
 #include "reprise/generate/steps.h"
-#include "reprise/generate/stop_matcher.h"
-#include "reprise/text/detokenizer.h"
 
 namespace reprise {
 
@@ -81,17 +81,10 @@ mx::array forward(const LanguageModel& model, const mx::array& tokens, PromptCac
 void check_arguments(const LanguageModel& model, std::span<const TokenId> prompt, const RecordedCache& cache,
                      const GenerateOptions& options) {
   const auto refuse = [](const std::string& what) { throw Error(ErrorCode::invalid_argument, "[generate] " + what); };
-  if (prompt.empty()) refuse("the prompt is empty: give at least one token");
+  if (const auto objection = internal::prompt_objection(model, prompt)) refuse(*objection);
   if (options.max_tokens < 0) refuse("max_tokens must not be negative, but got " + std::to_string(options.max_tokens));
   if (options.prefill_step_size && *options.prefill_step_size < 1) {
     refuse("prefill_step_size must be at least 1, but got " + std::to_string(*options.prefill_step_size));
-  }
-  // MLX looks ids up without a check.
-  for (TokenId id : prompt) {
-    if (id < 0 || id >= model.info().vocab_size) {
-      refuse("token ids must lie in [0, " + std::to_string(model.info().vocab_size) + "), but got " +
-             std::to_string(id));
-    }
   }
   if (!(options.verify_reuse >= 0.0 && options.verify_reuse <= 1.0)) {
     refuse("verify_reuse must lie in [0, 1], but got " + std::to_string(options.verify_reuse));
@@ -102,17 +95,15 @@ void check_arguments(const LanguageModel& model, std::span<const TokenId> prompt
   if (options.kv_cache.kv_bits) plan_kv_cache(model, cache.cache, options.kv_cache);
 }
 
-// A model knows no position behind its last one: its answers there are noise. A bounded cache says that its owner wants
-// to go on all the same.
+// A bounded cache says that its owner wants to go on beyond the model's positions all the same.
 void check_positions(const LanguageModel& model, std::size_t prompt_tokens, int max_tokens, const KVCacheOptions& kv) {
-  const auto positions = model.info().max_position_embeddings;
-  if (!positions || kv.max_kv_size) return;
-  if (static_cast<std::int64_t>(prompt_tokens) + max_tokens <= *positions) return;
+  if (kv.max_kv_size) return;
+  const auto objection = internal::positions_objection(model, prompt_tokens, max_tokens);
+  if (!objection) return;
   throw Error(ErrorCode::invalid_argument,
-              "[generate] the prompt of " + std::to_string(prompt_tokens) + " tokens and up to " +
-                  std::to_string(max_tokens) + " new ones go beyond the model's " + std::to_string(*positions) +
-                  " positions: shorten it, lower max_tokens (--max-tokens), or keep only the most recent tokens with "
-                  "max_kv_size (--max-kv-size)");
+              "[generate] " + *objection +
+                  ": shorten it, lower max_tokens (--max-tokens), or keep only the most recent tokens with max_kv_size "
+                  "(--max-kv-size)");
 }
 
 // Returns: whether all of `tokens` was processed (false: cancelled). Progress is told against `total`.
@@ -177,32 +168,24 @@ class Stepper {
   std::vector<LogitsProcessor> processors_;
 };
 
-// The sampled ids as text, and the decision when to stop.
+// The answer as far as it has come: in the result, and to who listens.
 class Answer {
  public:
   Answer(const LoadedModel& model, const GenerateOptions& options, GenerateResult& result)
-      : detokenizer_(model.tokenizer),
-        matcher_(options.stop),
-        stop_tokens_(options.stop_tokens),
+      : text_(model.tokenizer,
+              {.stop_tokens = options.stop_tokens, .ignore_eos = options.ignore_eos, .stop = options.stop}),
         on_text_(options.on_text),
-        result_(result) {
-    if (options.ignore_eos) return;
-    const auto& eos = model.tokenizer.eos_token_ids();
-    stop_tokens_.insert(stop_tokens_.end(), eos.begin(), eos.end());
-  }
+        result_(result) {}
 
   // Returns: whether the answer ends with this token.
   bool add(TokenId token) {
     result_.tokens.push_back(token);
-    if (std::find(stop_tokens_.begin(), stop_tokens_.end(), token) != stop_tokens_.end()) return true;
-    emit(matcher_.add(detokenizer_.add(token)));
-    return matcher_.matched();
+    const AnswerText::Piece piece = text_.add(token);
+    emit(piece.text);
+    return piece.ended;
   }
 
-  void finish() {
-    emit(matcher_.add(detokenizer_.finish()));
-    emit(matcher_.finish());
-  }
+  void finish() { emit(text_.finish()); }
 
  private:
   void emit(const std::string& text) {
@@ -211,9 +194,7 @@ class Answer {
     if (on_text_) on_text_(text);
   }
 
-  Detokenizer detokenizer_;
-  internal::StopMatcher matcher_;
-  std::vector<TokenId> stop_tokens_;
+  AnswerText text_;
   const std::function<void(std::string_view)>& on_text_;
   GenerateResult& result_;
 };
