@@ -1,6 +1,7 @@
 // What computes, as the scheduler sees it: sequences that are prefilled in pieces and decoded together. The seam that
 // keeps the scheduler free of MLX.
-// Threads: all calls from one thread. A call that throws has ended nothing: the caller finishes the sequence.
+// Threads: all calls from one thread, but bytes_of and max_bytes from any. A call that throws has ended nothing: the
+// caller finishes the sequence.
 #pragma once
 
 #include <cstddef>

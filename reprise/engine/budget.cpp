@@ -4,7 +4,8 @@
 #include <cstdio>
 #include <limits>
 
-namespace reprise::internal {
+namespace reprise {
+namespace internal {
 
 std::size_t Budget::between(int tokens, int more) const {
   const std::size_t now = tokens > 0 ? runner_.bytes_of(tokens) : 0;  // nothing is held before the first
@@ -52,21 +53,24 @@ std::size_t Budget::of_piece(const Sequence& sequence, int end) const {
   return between(sequence.computed, end) + (sequence.may_copy ? runner_.bytes_of(1) : 0);
 }
 
-std::string Budget::objection(std::size_t prompt_tokens, int max_tokens) const {
-  const std::uint64_t total = prompt_tokens + static_cast<std::uint64_t>(max_tokens);
-  const std::string request =
-      "a prompt of " + std::to_string(prompt_tokens) + " tokens and up to " + std::to_string(max_tokens) + " new ones ";
-  if (total > static_cast<std::uint64_t>(std::numeric_limits<int>::max()) - 2) return request + "are too many";
-  const std::size_t need = runner_.bytes_of(static_cast<int>(total));
-  if (need <= runner_.max_bytes()) return {};
-  return request + "need " + in_mib(need) + " of memory, but the budget is " + in_mib(runner_.max_bytes()) +
-         ": shorten the prompt, lower max_tokens, or raise the budget (--prompt-cache-bytes)";
-}
-
 std::string in_mib(std::size_t bytes) {
   char text[40];
   std::snprintf(text, sizeof text, "%.1f MiB", static_cast<double>(bytes) / (1 << 20));
   return text;
 }
 
-}  // namespace reprise::internal
+}  // namespace internal
+
+std::string budget_objection(const BatchRunner& runner, std::size_t prompt_tokens, int max_tokens) {
+  const std::uint64_t total = prompt_tokens + static_cast<std::uint64_t>(max_tokens);
+  const std::string request =
+      "a prompt of " + std::to_string(prompt_tokens) + " tokens and up to " + std::to_string(max_tokens) + " new ones ";
+  if (total > static_cast<std::uint64_t>(std::numeric_limits<int>::max()) - 2) return request + "are too many";
+  const std::size_t need = runner.bytes_of(static_cast<int>(total));
+  if (need <= runner.max_bytes()) return {};
+  return request + "need " + internal::in_mib(need) + " of memory, but the budget is " +
+         internal::in_mib(runner.max_bytes()) +
+         ": shorten the prompt, lower max_tokens, or raise the budget (--prompt-cache-bytes)";
+}
+
+}  // namespace reprise

@@ -27,9 +27,6 @@ class Budget {
   // Room beyond what is promised, for one more recurrent state.
   bool has_room_to_spare(std::span<Sequence* const> running);
 
-  // Whether the sequence fits when it is alone and nothing is cached. Returns: why not; empty: it does.
-  std::string objection(std::size_t prompt_tokens, int max_tokens) const;
-
  private:
   std::size_t between(int tokens, int more) const;
 

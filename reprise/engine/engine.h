@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -56,9 +57,9 @@ struct GenerationEvent {
   int done = 0, total = 0;  // progress: of the prompt
   TokenId token = 0;
   float logprob = 0.0f;
-  std::string text;                            // that became certain with this token, or at the end; may be empty
+  std::string text = {};                       // that became certain with this token, or at the end; may be empty
   FinishReason reason = FinishReason::length;  // end
-  SequenceStats stats;                         // end
+  SequenceStats stats = {};                    // end
 };
 
 struct GenerationResult {
@@ -69,9 +70,11 @@ struct GenerationResult {
   SequenceStats stats;
 };
 
-// One answer as it comes. Letting go of it cancels.
+// One answer as it comes: events wait here until they are taken, however slow the reader. Letting go of it cancels.
+// Void when moved from.
 class Generation {
  public:
+  struct Shared;
   Generation(Generation&&) noexcept;
   Generation& operator=(Generation&&) noexcept;
   ~Generation();
@@ -80,15 +83,14 @@ class Generation {
   std::optional<GenerationEvent> next();
   // None also when nothing came in time.
   std::optional<GenerationEvent> next_for(std::chrono::milliseconds timeout);
-  // Waits for the end. Throws: as next.
+  // Waits for the end. Returns: all of it, also what has been taken as events. Throws: as next.
   GenerationResult wait();
-  // The end comes as an event, with reason cancelled, within a step.
+  // The end comes as an event, with reason cancelled, within a step. Nothing after the end.
   void cancel();
   bool ended() const;  // the end, or the failure, has been taken
 
  private:
   friend class Engine;
-  struct Shared;
   explicit Generation(std::shared_ptr<Shared> shared);
   std::shared_ptr<Shared> shared_;
 };
@@ -106,7 +108,11 @@ class Engine {
   // Throws: invalid_argument for options out of range; unsupported for a model whose caches cannot be paged, or on a
   // GPU; what opening the disk tier throws.
   explicit Engine(const LoadedModel& model, const EngineOptions& options = {});
-  ~Engine();  // cancels what runs, writes what the disk tier has queued
+  // Over another runner, which is made, used and destroyed on the engine thread.
+  using MakeRunner = std::function<std::unique_ptr<BatchRunner>()>;
+  Engine(const LoadedModel& model, const EngineOptions& options, const MakeRunner& make_runner);
+  // Cancels what runs (its end events still come), writes what the disk tier has queued.
+  ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -114,9 +120,10 @@ class Engine {
   // model's positions); resource_exhausted (see Scheduler::submit; what to do is said).
   Generation submit(Request request);
 
+  // Waits for the step that runs.
   EngineStats stats() const;
   // Runs `work` on the engine thread between two steps, with the prefix cache, and waits for it: to list, pin, warm or
-  // clear it. What it throws comes back.
+  // clear it. What it throws comes back. `work` must not call the engine.
   void with_prefix_cache(const std::function<void(PrefixCache&)>& work);
 
   const LoadedModel& model() const;

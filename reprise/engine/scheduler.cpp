@@ -52,7 +52,7 @@ SequenceId Scheduler::Impl::submit(SequenceRequest request) {
     refuse(ErrorCode::invalid_argument,
            "max_tokens must not be negative, but got " + std::to_string(request.max_tokens));
   }
-  const std::string objection = budget_.objection(request.prompt.size(), request.max_tokens);
+  const std::string objection = budget_objection(runner_, request.prompt.size(), request.max_tokens);
   if (!objection.empty()) refuse(ErrorCode::resource_exhausted, objection);
   if (static_cast<int>(waiting_.size()) >= options_.max_waiting) {
     refuse(ErrorCode::resource_exhausted,
@@ -330,6 +330,10 @@ Scheduler::~Scheduler() {
 
 SequenceId Scheduler::submit(SequenceRequest request) { return impl_->submit(std::move(request)); }
 void Scheduler::cancel(SequenceId id) { impl_->cancel(id); }
+
+void Scheduler::fail(const std::exception_ptr& error) {
+  while (!impl_->all_.empty()) impl_->end(*impl_->all_.begin()->second, FinishReason::length, error);
+}
 
 bool Scheduler::step() {
   impl_->step();

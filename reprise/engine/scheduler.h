@@ -83,6 +83,10 @@ struct SchedulerStats {
   std::uint64_t over_budget = 0;    // steps after which it was more than its budget: a defect
 };
 
+// Whether prompt and answer fit the budget when they are alone and nothing is cached. Returns: why not, with both sizes
+// and what to do; empty: they do. Threads: any.
+std::string budget_objection(const BatchRunner& runner, std::size_t prompt_tokens, int max_tokens);
+
 class Scheduler {
  public:
   // Throws: invalid_argument for options out of their range. `runner` and `clock` must outlive it.
@@ -95,6 +99,9 @@ class Scheduler {
 
   // Ends the sequence now, in whatever state; what it computed is kept. Nothing for an id that is gone.
   void cancel(SequenceId id);
+
+  // Ends all there is with this error.
+  void fail(const std::exception_ptr& error);
 
   // Does one step's work. Returns: whether there is more to do now. Never throws for what a sequence or the runner
   // does.

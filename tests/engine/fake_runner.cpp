@@ -165,7 +165,7 @@ std::vector<DecodedToken> FakeRunner::decode(std::span<const SequenceId> rows, b
     append(sequence, 1);
     sequence.tokens.push_back(sequence.all.back());
     ++computed_tokens;
-    result.token = fake_token(sequence.all, *sequence.start.sampling, sequence.draws++);
+    result.token = model(sequence.all, *sequence.start.sampling, sequence.draws++);
     result.logprob = -1.0f;
     sequence.all.push_back(result.token);
     if (look_ahead) {

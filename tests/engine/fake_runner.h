@@ -49,7 +49,7 @@ class FakeRunner final : public BatchRunner {
   std::size_t nbytes() const override;
   bool make_room(std::size_t bytes) override;
   std::size_t max_bytes() const override { return max_bytes_; }
-  void tick() override { ++ticks; }
+  void tick() override { before_tick(); }
 
   // What is cached stays, as if pinned.
   bool pinned = false;
@@ -59,6 +59,9 @@ class FakeRunner final : public BatchRunner {
   // Throw for one row: with `whole_batch_throws` out of decode, else as the row's result.
   std::function<void(std::span<const TokenId> tokens)> before_row = [](std::span<const TokenId>) {};
   bool whole_batch_throws = false;
+  std::function<void()> before_tick = [] {};
+  std::function<TokenId(std::span<const TokenId> tokens, const SamplingParams& sampling, std::uint64_t draw)> model =
+      fake_token;
 
   struct Piece {
     TokenId first = 0;  // of the sequence: tests give each its own
@@ -68,8 +71,7 @@ class FakeRunner final : public BatchRunner {
   };
   std::vector<Piece> pieces;
   std::vector<std::vector<TokenId>> batches;  // first tokens of the rows of each step
-  int ticks = 0;
-  int computed_tokens = 0;  // rows, look-ahead not counted
+  int computed_tokens = 0;                    // rows, look-ahead not counted
   int look_aheads = 0, wasted_look_aheads = 0;
   std::size_t live() const { return sequences_.size(); }
 
