@@ -1,7 +1,9 @@
 #include "reprise/engine/engine_thread.h"
 
 #include <chrono>
-#include <string>
+#include <condition_variable>
+#include <mutex>
+#include <utility>
 
 #include "reprise/base/error.h"
 #include "reprise/base/log.h"
@@ -14,12 +16,35 @@ constexpr std::chrono::milliseconds kIdle = std::chrono::seconds(1);
 
 }  // namespace
 
+// What the thread has done for another one that waits. The error is handed over whole: only one of them lets go of it.
+class EngineThread::Outcome {
+ public:
+  void set(std::exception_ptr error) {
+    const std::lock_guard lock(mutex_);
+    error_ = std::move(error);
+    is_set_ = true;
+    changed_.notify_one();
+  }
+
+  // Throws: the error.
+  void wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return is_set_; });
+    if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::exception_ptr error_;
+  bool is_set_ = false;
+};
+
 EngineThread::EngineThread(const SchedulerOptions& options, const Engine::MakeRunner& make_runner) {
-  const auto ready = std::make_shared<std::promise<void>>();
-  auto is_ready = ready->get_future();
+  const auto ready = std::make_shared<Outcome>();
   thread_ = std::thread([this, &options, &make_runner, ready] { live(options, make_runner, *ready); });
   try {
-    is_ready.get();
+    ready->wait();
   } catch (...) {
     thread_.join();
     throw;
@@ -32,37 +57,38 @@ EngineThread::~EngineThread() {
 }
 
 void EngineThread::run(const std::function<void(Scheduler&, BatchRunner&)>& work) {
-  // Shared: the waiting thread may go on while set_value is still on its way out.
-  const auto done = std::make_shared<std::promise<void>>();
-  auto is_done = done->get_future();
-  const auto command = [this, &work, done](Scheduler& scheduler) {
+  // Shared: who waits may be gone while the thread is still on its way out of set.
+  const auto outcome = std::make_shared<Outcome>();
+  const auto command = [this, &work, outcome](Scheduler& scheduler) {
+    std::exception_ptr error;
     try {
       work(scheduler, *runner_);
-      done->set_value();
     } catch (...) {
-      done->set_exception(std::current_exception());
+      error = std::current_exception();
     }
+    outcome->set(std::move(error));
   };
   if (!inbox_->post(command)) throw Error(ErrorCode::failed_precondition, "[Engine] it is going away");
-  is_done.get();
+  outcome->wait();
 }
 
 // `options` and `make_runner` are gone once `ready` is set.
-void EngineThread::live(const SchedulerOptions& options, const Engine::MakeRunner& make_runner,
-                        std::promise<void>& ready) {
+void EngineThread::live(const SchedulerOptions& options, const Engine::MakeRunner& make_runner, Outcome& ready) {
   std::unique_ptr<BatchRunner> runner;
   std::unique_ptr<Scheduler> scheduler;
+  std::exception_ptr error;
   try {
     runner = make_runner();
     runner_ = runner.get();
     scheduler = std::make_unique<Scheduler>(*runner, options);
   } catch (...) {
-    scheduler.reset();
-    runner.reset();
-    ready.set_exception(std::current_exception());
-    return;
+    error = std::current_exception();
   }
-  ready.set_value();
+  if (error) {
+    runner.reset();
+    return ready.set(std::move(error));
+  }
+  ready.set({});
   serve(*scheduler, *runner);
   scheduler.reset();  // what is there ends as cancelled
 }

@@ -4,7 +4,6 @@
 
 #include <exception>
 #include <functional>
-#include <future>
 #include <memory>
 #include <thread>
 
@@ -31,7 +30,9 @@ class EngineThread {
   void run(const std::function<void(Scheduler&, BatchRunner&)>& work);
 
  private:
-  void live(const SchedulerOptions& options, const Engine::MakeRunner& make_runner, std::promise<void>& ready);
+  class Outcome;
+
+  void live(const SchedulerOptions& options, const Engine::MakeRunner& make_runner, Outcome& ready);
   void serve(Scheduler& scheduler, BatchRunner& runner);
 
   std::shared_ptr<Inbox> inbox_ = std::make_shared<Inbox>();
