@@ -292,13 +292,14 @@ void few_rows(const AttentionArgs& args, const Block& block, const PartialSums& 
     count = keys.columns_of_step(column, columns - j);
     keys.with(column, count, ScoreStep{q, rows, keys.vectors(), count, scores + j, stride});
   }
+  const StepReader values(args.values, block.batch, block.kv_head, scratch + StepReader::scratch_floats(args.keys));
+  values.ask_for_page_of(block.columns.begin);
   for (std::size_t r = 0; r < rows; ++r) {
     if (args.softcap != 0.0f) cap_scores(args.softcap * kLog2E, stride, scores + r * stride);
     hide(args, block, block.rows.begin + static_cast<int>(r), scores + r * stride);
     softmax(scores + r * stride, stride, out.top + r, out.total + r);
   }
   for (std::size_t i = 0; i < rows * features; i += kLanes) hn::StoreU(hn::Zero(d), d, out.values + i);
-  const StepReader values(args.values, block.batch, block.kv_head, scratch + StepReader::scratch_floats(args.keys));
   for (std::size_t j = 0, count = 0; j < columns; j += count) {
     const int column = block.columns.begin + static_cast<int>(j);
     count = values.columns_of_step(column, columns - j);

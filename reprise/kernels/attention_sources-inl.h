@@ -24,6 +24,7 @@ inline constexpr std::size_t kStep = 64;
 
 // Columns that are asked for ahead of use: a processor's own looking ahead ends where a page does.
 inline constexpr std::size_t kAhead = 24;
+inline constexpr std::size_t kAskedOfPage = 2048;  // bytes of the rows of a head
 
 HWY_INLINE void ask_for(const void* data, std::ptrdiff_t bytes_from_here, std::size_t bytes) {
   const auto at = reinterpret_cast<std::uintptr_t>(data) + static_cast<std::uintptr_t>(bytes_from_here);
@@ -91,6 +92,21 @@ class StepReader {
     return std::min(most, rows_.pages.empty() ? kStep : static_cast<std::size_t>(kPageColumns) - in_page);
   }
 
+  // Asks for the page of that column, if there is one: its groups and its first rows. From there on a processor looks
+  // ahead by itself.
+  HWY_INLINE void ask_for_page_of(int column) const {
+    const auto page = static_cast<std::size_t>(column / kPageColumns);
+    if (page >= rows_.pages.size()) return;
+    const std::byte* at = rows_.pages[page];
+    const auto element = static_cast<std::ptrdiff_t>(rows_.bits == 0 ? size_of(rows_.element) : 4);
+    const std::ptrdiff_t bytes = rows_.head_stride * element;
+    ask_for(at + rows_.data_at, head_ * bytes, std::min(kAskedOfPage, static_cast<std::size_t>(bytes)));
+    if (rows_.bits == 0) return;
+    const std::ptrdiff_t groups = rows_.group_head_stride * static_cast<std::ptrdiff_t>(size_of(rows_.element));
+    ask_for(at + rows_.scales_at, head_ * groups, static_cast<std::size_t>(groups));
+    ask_for(at + rows_.biases_at, head_ * groups, static_cast<std::size_t>(groups));
+  }
+
   // Calls use(source) for the `count` columns of a step from `column` on.
   template <class Use>
   HWY_INLINE void with(int column, std::size_t count, const Use& use) const {
@@ -106,9 +122,9 @@ class StepReader {
         use(dense<hwy::bfloat16_t>(column, place, at));
       }
     } else if (rows_.bits == 8) {
-      use(packed<8>(place, count, at));
+      use(packed<8>(column, place, count, at));
     } else if (rows_.bits == 4) {
-      use(packed<4>(place, count, at));
+      use(packed<4>(column, place, count, at));
     } else {
       use(unpacked(column, count));
     }
@@ -125,7 +141,8 @@ class StepReader {
   }
 
   template <int kBits>
-  HWY_INLINE PackedSource<kBits> packed(const ColumnPlace& place, std::size_t count, std::ptrdiff_t at) const {
+  HWY_INLINE PackedSource<kBits> packed(int column, const ColumnPlace& place, std::size_t count,
+                                        std::ptrdiff_t at) const {
     const auto groups = static_cast<std::size_t>(rows_.size / rows_.group_size);
     float* scales = scratch_;
     float* biases = scratch_ + kStep * groups;
@@ -141,6 +158,7 @@ class StepReader {
         with_element(rows_.element, place.biases, WidenTo{group_at, groups, biases + j * groups});
       }
     }
+    ask_for_page_of(column + kPageColumns);
     return {reinterpret_cast<const std::uint8_t*>(static_cast<const std::uint32_t*>(place.data) + at),
             rows_.column_stride * 4,
             scales,
