@@ -16,13 +16,13 @@
 #include <vector>
 
 #include "bench/flags.h"
-#include "bench/timing.h"
+#include "bench/paged.h"
+#include "bench/runner.h"
 #include "bench/weights.h"
 #include "mlx/ops.h"
 #include "mlx/random.h"
 #include "mlx/transforms.h"
 #include "reprise/base/error.h"
-#include "reprise/base/profile.h"
 #include "reprise/base/thread_pool.h"
 #include "reprise/kernels/attention.h"
 #include "reprise/kernels/cpu_target.h"
@@ -37,75 +37,6 @@ namespace {
 namespace mx = mlx::core;
 using namespace reprise;
 using namespace reprise::bench;
-
-struct Case {
-  std::string name;
-  double bytes = 0.0;                                        // of one operation
-  double operations = 0.0;                                   // of one
-  std::vector<std::function<std::vector<mx::array>()>> run;  // each over data of its own
-};
-
-struct Result {
-  std::string name;
-  double seconds = 0.0;  // of one operation
-  double kernel_seconds = 0.0;
-  double gb_per_s = 0.0;
-  double gops = 0.0;
-};
-
-class Runner {
- public:
-  explicit Runner(const Flags& flags) : only_(flags.text("only")), least_seconds_(flags.number("ms") / 1e3) {
-    std::printf("instruction set: %s, threads: %d\n", kernels::cpu_target().c_str(), ThreadPool::process().threads());
-    std::printf("%-44s %11s %11s %9s %9s\n", "kernel", "us", "kernel us", "GB/s", "GOPS");
-  }
-
-  bool wants(const std::string& name) const { return name.find(only_) != std::string::npos; }
-
-  void measure(const Case& one) {
-    const auto count = static_cast<double>(one.run.size());
-    const auto run = [&] {
-      std::vector<mx::array> outputs;
-      for (const auto& operation : one.run) {
-        for (auto& output : operation()) outputs.push_back(std::move(output));
-      }
-      mx::eval(outputs);
-    };
-    run();
-    std::vector<double> seconds;
-    Profile::reset();
-    Profile::enable(true);
-    const auto start = Clock::now();
-    while (seconds.size() < 3 || seconds_since(start) < least_seconds_) seconds.push_back(seconds_of(run));
-    Profile::enable(false);
-    double in_kernels = 0.0;
-    for (const auto& entry : Profile::entries()) in_kernels += entry.seconds;
-    Result result{one.name, median(seconds) / count, in_kernels / static_cast<double>(seconds.size()) / count};
-    const double busy = result.kernel_seconds > 0.0 ? result.kernel_seconds : result.seconds;
-    result.gb_per_s = one.bytes / busy / 1e9;
-    result.gops = one.operations / busy / 1e9;
-    std::printf("%-44s %11.1f %11.1f %9.1f %9.1f\n", result.name.c_str(), result.seconds * 1e6,
-                result.kernel_seconds * 1e6, result.gb_per_s, result.gops);
-    std::fflush(stdout);
-    results_.push_back(std::move(result));
-  }
-
-  const std::vector<Result>& results() const { return results_; }
-
- private:
-  std::string only_;
-  double least_seconds_;
-  std::vector<Result> results_;
-};
-
-// Enough copies that together they do not fit the caches.
-std::size_t copies(double bytes) { return static_cast<std::size_t>(std::clamp(96e6 / bytes, 1.0, 48.0)); }
-
-std::string name_of(const char* kernel, const Shapes& shapes, const std::string& more) {
-  return std::string(shapes.name) + " " + kernel + ", " + more;
-}
-
-std::string rows_text(int rows) { return std::to_string(rows) + (rows == 1 ? " row" : " rows"); }
 
 void measure_linear(Runner& runner, const Shapes& shapes, const Flags& flags, const std::vector<int>& row_numbers) {
   const int bits = flags.number("bits");
@@ -341,16 +272,18 @@ bool write_json(const std::string& file, const std::vector<Result>& results) {
 int run(const Flags& flags) {
   if (!flags.text("target").empty()) force_target(flags.text("target"));
   ThreadPool::set_process_threads(flags.number("threads"));
-  Runner runner(flags);
+  Runner runner(flags.text("only"), flags.number("ms") / 1e3);
   const int bits = flags.number("bits");
   const int group_size = flags.number("group-size");
   measure_linear(runner, kSmolLM2, flags, {1, 2, 4, 8, 64, 256});
   measure_head(runner, kSmolLM2, 8, group_size);
   measure_attention(runner, kSmolLM2);
+  measure_paged_attention(runner, kSmolLM2);
   measure_sampling(runner, kSmolLM2);
   measure_linear(runner, kLlama8B, flags, {1, 2, 4, 8, 64});
   measure_head(runner, kLlama8B, bits, group_size);
   measure_attention(runner, kLlama8B);
+  measure_paged_attention(runner, kLlama8B);
   measure_sampling(runner, kLlama8B);
   measure_recurrences(runner);
   measure_scans(runner);
