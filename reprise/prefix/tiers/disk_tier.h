@@ -1,8 +1,10 @@
 // Blocks and checkpoints on disk: one safetensors file each, named by the hash of its bytes, found through a SQLite
 // index of token prefixes. Written behind the caller's back by one thread, atomically (the file first, then its row);
-// verified by hash on every read. A file that is missing or damaged is a counted miss and its row goes. Several
-// processes may use one folder: rows and files come and go under each other's eyes, and every race ends in a miss,
-// never in a wrong answer. Folder 0700, files 0600. Threads: any, internally locked. Owns: the writer thread.
+// verified by hash on every read, and told apart by the prefix that a file says it is of. A file that is missing or
+// damaged is a counted miss and its row goes. Several processes may use one folder: rows and files come and go under
+// each other's eyes, and every race ends in a miss, never in a wrong answer. Folder 0700, files 0600.
+// The layout: docs/prefix_cache_disk.md. Nothing but bad_alloc and bad arguments is thrown once it is open.
+// Threads: any, internally locked. Owns: the writer thread.
 #pragma once
 
 #include <cstddef>
@@ -35,17 +37,19 @@ struct DiskTierOptions {
 struct DiskTierStats {
   std::uint64_t blocks = 0, checkpoints = 0, nbytes = 0;  // in the index
   std::uint64_t hits = 0, misses = 0, writes = 0, evictions = 0;
-  std::uint64_t damaged = 0;         // files that were not what their name says, or an older format
+  std::uint64_t damaged = 0;         // files that were not what they should be; an index that was emptied
   std::uint64_t failed_writes = 0;   // disk full, read-only folder, …: each is logged once per reason
-  std::uint64_t dropped_writes = 0;  // the queue was full
+  std::uint64_t dropped_writes = 0;  // the queue or the budget was full, or what leads there is not stored
   std::string last_error;            // of a write or of the index; empty: none
 };
 
 class DiskTier {
  public:
-  // Opens or makes the folder and its index; an index that is damaged or of another version is set aside (its files are
-  // then swept) and counted. A folder that cannot be written is used for reading, with failed_writes counted.
-  // Throws: invalid_argument when `folder` is no folder; internal when it can be neither made nor read.
+  // Opens or makes the folder and its index; an index that is damaged or of another version is emptied, which is
+  // counted, and files without rows are swept. A folder that cannot be written is used for reading, with failed_writes
+  // counted. The permissions of others are taken from a folder that is there.
+  // Throws: invalid_argument when `folder` is no folder, holds other things or belongs to another user; internal when
+  // it can be neither made nor read.
   explicit DiskTier(const DiskTierOptions& options);
   ~DiskTier();  // writes what is queued
   DiskTier(const DiskTier&) = delete;
@@ -55,24 +59,24 @@ class DiskTier {
   struct Found {
     struct Piece {
       int begin = 0;
-      int end = 0;   // of what can be used of it
-      int size = 0;  // tokens it holds, ≥ end - begin
-      std::string file;
+      int end = 0;       // of what can be used of it
+      int size = 0;      // tokens it holds, ≥ end - begin
+      std::string file;  // for read()
     };
     int length = 0;
     std::vector<Piece> blocks;
-    std::optional<std::string> checkpoint;  // file of the state after exactly `length` tokens
+    std::optional<std::string> checkpoint;  // the state after exactly `length` tokens
   };
   // The longest prefix of `tokens` in `space`; with needs_checkpoint the longest at which there is a checkpoint.
   Found find(const std::string& space, std::span<const TokenId> tokens, bool needs_checkpoint);
 
-  // The file's content, verified; none when it is gone or damaged (counted, its row is removed). Its row becomes the
-  // most recently used.
+  // The content of a file that find() has named, verified; none when it is gone or damaged (counted, its row is
+  // removed). Its row becomes the most recently used.
   std::optional<TensorFile> read(const std::string& file);
 
   // Queues what is stored under the last of `tokens`: a block of tokens [begin, tokens.size()), or a checkpoint. It is
   // turned into tensors on the writer thread. What is there already is only touched. A block takes the place of shorter
-  // ones that it begins with.
+  // ones that it begins with. What cannot be reached, because a whole block before it is not stored, is dropped.
   void write_block(const std::string& space, std::span<const TokenId> tokens, int begin, StoredRef content);
   void write_checkpoint(const std::string& space, std::span<const TokenId> tokens, StoredRef content);
   // Until everything queued is on disk or has failed.
