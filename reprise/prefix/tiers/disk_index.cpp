@@ -37,6 +37,8 @@ END;
 constexpr std::chrono::milliseconds kReaderPatience{250};
 constexpr std::chrono::milliseconds kWriterPatience{10'000};
 
+[[noreturn]] void fail_as_damaged() { throw SqliteError::damage("[DiskTier] the index contradicts itself"); }
+
 }  // namespace
 
 struct DiskIndex::Row {
@@ -54,7 +56,7 @@ struct DiskIndex::Row {
     Row row{query.integer(0), query.blob(1), query.blob(2), query.blob(3)};
     // A flipped bit would serve one prompt with another's content.
     if (row.hash != chained_hash(kind, parent, row.tokens) || !is_hash(row.file)) {
-      throw SqliteError::damage("[DiskTier] the index contradicts itself");
+      fail_as_damaged();
     }
     return row;
   }
@@ -118,7 +120,9 @@ void DiskIndex::reset() {
 std::optional<DiskIndex::Row> DiskIndex::block(std::string_view parent, std::string_view tokens) {
   Query query(database_, "SELECT id, tokens, file, hash FROM entries WHERE parent = ? AND kind = 0 AND tokens = ?");
   query.bind(parent).bind(tokens);
-  return Row::next(query, EntryKind::block, parent);
+  std::optional<Row> row = Row::next(query, EntryKind::block, parent);
+  if (row && row->tokens != tokens) fail_as_damaged();  // a damaged index leads to a sibling
+  return row;
 }
 
 std::optional<DiskIndex::Row> DiskIndex::nearest_block(std::string_view parent, std::string_view tokens,
@@ -158,6 +162,7 @@ std::optional<DiskIndex::Row> DiskIndex::checkpoint(std::string_view parent, std
       row = Row::next(query, EntryKind::checkpoint, parent);
     }
     if (!row) return std::nullopt;
+    if (std::string_view(row->tokens) > tokens) fail_as_damaged();
     const int common = common_tokens(row->tokens, tokens);
     if (common == row->size() && !ignore(row->file)) return row;
     if (common == row->size() && common == 0) return std::nullopt;
