@@ -55,6 +55,17 @@ void PagedKVCache::drop_unseen() {
   first_page_ += unseen;
 }
 
+PagedKVCache::Mark PagedKVCache::mark() const {
+  return {.length = offset_, .last_page = pages_.empty() ? nullptr : pages_.back(), .stored = stored_};
+}
+
+void PagedKVCache::go_back(const Mark& mark) {
+  offset_ = mark.length;
+  pages_.resize(static_cast<std::size_t>(pages_for(offset_) - first_page_));
+  if (!pages_.empty()) pages_.back() = mark.last_page;
+  stored_ = mark.stored;
+}
+
 PageSpan PagedKVCache::span(int begin, int end) const {
   if (!layout_ || begin % kPageRows != 0 || begin < first_row() || begin >= end || end > offset_) {
     fail_paged("PagedKVCache::span",

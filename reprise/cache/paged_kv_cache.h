@@ -44,6 +44,17 @@ class PagedKVCache final : public AttentionCache {
   // Pages whose rows no later query can see are given up.
   void drop_unseen();
 
+  // Where it stands: the way back from updates that may never have run, which a trim is not, since the page that holds
+  // the last rows may be a copy that they were to make.
+  struct Mark {
+    int length = 0;
+    PageRef last_page = {};
+    std::optional<mlx::core::array> stored = {};
+  };
+  Mark mark() const;
+  // Requires: since `mark`, it has only been appended to.
+  void go_back(const Mark& mark);
+
   // Rows [begin, end), which must be there, as shared pages; whoever takes them to another cache or thread evaluates
   // this one first. Throws: invalid_argument.
   PageSpan span(int begin, int end) const;
