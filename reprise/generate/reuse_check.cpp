@@ -1,14 +1,13 @@
 #include "reprise/generate/reuse_check.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "mlx/ops.h"
 #include "mlx/transforms.h"
+#include "reprise/generate/reuse_tolerance.h"
 #include "reprise/generate/steps.h"
 
 namespace reprise::internal {
@@ -52,21 +51,12 @@ std::vector<int> pieces_of(const RecordedCache& warm, const GenerateOptions& opt
   return pieces;
 }
 
-// Rounding of another order of sums, in the dtype at hand; of numbers that fall the other way where rows are stored.
 double tolerance_for(mx::Dtype dtype, const PromptCache& cache, const std::optional<KVQuantization>& quantization) {
-  double computed = dtype == mx::float32 ? 1e-3 : 5e-2;
   std::vector<mx::array> arrays;
   for (std::size_t i = 0; i < cache.size(); ++i) cache[i].state().collect_arrays(arrays);
-  for (const mx::array& array : arrays) {
-    if (array.dtype() == mx::float16) computed = std::max(computed, 1e-2);
-    if (array.dtype() == mx::bfloat16) computed = std::max(computed, 5e-2);
-  }
-  if (!quantization) return computed;
-  const double stored = quantization->bits >= 8   ? 2e-2
-                        : quantization->bits >= 5 ? 5e-2
-                        : quantization->bits == 4 ? 0.15
-                                                  : 0.3;
-  return std::max(computed, stored);
+  std::vector<mx::Dtype> stored;
+  for (const mx::array& array : arrays) stored.push_back(array.dtype());
+  return reuse_tolerance(dtype, stored, quantization);
 }
 
 mx::array next_logits(const LanguageModel& model, const PromptCache& cache, TokenId last) {
@@ -79,11 +69,7 @@ mx::array next_logits(const LanguageModel& model, const PromptCache& cache, Toke
 }  // namespace
 
 bool is_chosen_for_check(const RecordedCache& warm, double rate) {
-  if (rate >= 1.0) return true;
-  if (!(rate > 0.0)) return false;
-  std::uint64_t hash = 1469598103934665603U;  // FNV-1a over the ids
-  for (const TokenId id : warm.tokens) hash = (hash ^ static_cast<std::uint64_t>(id)) * 1099511628211U;
-  return static_cast<double>(hash >> 11U) * 0x1.0p-53 < rate;
+  return reprise::is_chosen_for_check(warm.tokens, rate);
 }
 
 std::optional<ReuseCheck> check_reuse(const LanguageModel& model, const RecordedCache& warm, TokenId last,
@@ -111,11 +97,7 @@ std::optional<ReuseCheck> check_reuse(const LanguageModel& model, const Recorded
 
   const auto got = next_logits(model, warm.cache, last);
   const auto want = next_logits(model, cold, last);
-  const auto difference = mx::max(mx::abs(mx::astype(mx::subtract(got, want), mx::float32)));
-  const auto scale = mx::max(mx::abs(mx::astype(want, mx::float32)));
-  mx::eval(difference, scale);
-  return ReuseCheck{.error = static_cast<double>(difference.item<float>()) /
-                             std::max(static_cast<double>(scale.item<float>()), 1e-30),
+  return ReuseCheck{.error = reuse_error(got, want),
                     .tolerance = tolerance_for(got.dtype(), warm.cache, quantization),
                     .cold = std::move(cold)};
 }
