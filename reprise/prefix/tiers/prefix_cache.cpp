@@ -91,8 +91,8 @@ bool PrefixCache::load(const std::string& space, std::span<const TokenId> tokens
     for (const auto& piece : found.blocks) {
       const auto known = tokens.first(static_cast<std::size_t>(piece.end));
       const auto nothing = [](int, int) { return StoredRef(); };
-      tree_.insert(space, known, nothing, &lease);  // what is there stays while the rest is read
-      if (tree_.matched_length(space, known, false) >= piece.end) continue;
+      // What is there stays while the rest is read.
+      if (tree_.insert(space, known, nothing, &lease) >= piece.end) continue;
       if (!load_block(space, known, piece, lease)) return !needs_checkpoint_;
     }
     if (!needs_checkpoint_) return true;
@@ -114,12 +114,10 @@ bool PrefixCache::load_block(const std::string& space, std::span<const TokenId> 
            std::to_string(piece.begin) + ", " + std::to_string(piece.end) + ")");
     return false;
   }
-  // That it fits the model, and what is before it, is found before anyone counts on it.
-  const auto cut = cut_block(*block, piece.end);
-  if (tree_.matched_length(space, tokens, false) < piece.begin) return false;
-  tree_.insert(
-      space, tokens, [&](int begin, int) { return begin == piece.begin ? StoredRef(cut) : StoredRef(); }, &lease);
-  return tree_.matched_length(space, tokens, false) >= piece.end;
+  const auto make = [&](int begin, int end) -> StoredRef {
+    return begin == piece.begin && end == piece.end ? cut_block(*block, end) : nullptr;
+  };
+  return tree_.insert(space, tokens, make, &lease) >= piece.end;
 }
 
 bool PrefixCache::load_checkpoint(const std::string& space, std::span<const TokenId> tokens, const std::string& file) {

@@ -57,7 +57,8 @@ class PrefixCache {
 
   // Keeps `cache`, which holds exactly `tokens` and is evaluated, and moves the lease on; with `checkpoint` also its
   // recurrent state, if the model has any and it fits. On disk go blocks that are whole, and with `finished` the last
-  // one too. Returns: tokens stored now. Never throws for a cache of another length: refused and counted.
+  // one too. Returns: tokens of it that are stored now. Never throws for a cache of another length: refused and
+  // counted.
   struct StoreOptions {
     bool checkpoint = false;
     bool finished = false;

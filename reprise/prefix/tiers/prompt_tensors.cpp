@@ -190,7 +190,8 @@ PageLayout read_layout(Reader& reader, const std::string& name) {
     layout.value_size = reader.tensor(name + ".values", 3).shape(2);
     layout.dtype = keys.dtype();
   } else {
-    const KVQuantization quantization{reader.number(name + ".group_size", 32, 128), reader.number(name + ".bits", 2, 8)};
+    const KVQuantization quantization{reader.number(name + ".group_size", 32, 128),
+                                      reader.number(name + ".bits", 2, 8)};
     const mx::array& scales = reader.tensor(name + ".keys.scales", 3);
     layout.quantization = quantization;
     layout.key_size = scales.shape(2) * quantization.group_size;
