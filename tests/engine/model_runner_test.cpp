@@ -1,0 +1,365 @@
+// A ModelRunner over every kind of cache, beside each sequence alone.
+#include "reprise/engine/model_runner.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+
+#include "mlx/mlx.h"
+#include "reprise/base/error.h"
+#include "tests/engine/runner_run.h"
+#include "tests/models/model_kit.h"
+
+namespace reprise::test {
+namespace {
+
+namespace mx = mlx::core;
+
+constexpr double kClose = 2e-4;  // of logprobs, float32
+constexpr int kCheckpointEvery = 64;
+
+ModelRunnerOptions small_blocks(std::size_t max_bytes = std::size_t{256} << 20) {
+  ModelRunnerOptions options;
+  options.prefix.block_size = 64;
+  options.prefix.max_bytes = max_bytes;
+  options.checkpoint_every = kCheckpointEvery;
+  return options;
+}
+
+class KitRunner : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    if (!std::filesystem::exists(kit_folder() / GetParam())) GTEST_SKIP() << "no " << GetParam() << " in the kit";
+    model = kit_model(GetParam());
+  }
+  Tokens tokens(int count) { return random_tokens(random, count, model->info().vocab_size); }
+
+  std::unique_ptr<LanguageModel> model;
+  std::mt19937 random{7};
+};
+
+TEST_P(KitRunner, AnswersAfterAnEditAsAColdRunDoes) {
+  ModelRunner runner(*model, "m", small_blocks());
+  const Tokens base = tokens(290);
+  SequenceId id = 1;
+  EXPECT_LT(distance(converse(runner, id++, base), answer_alone(*model, base, 8)), kClose);
+  for (int round = 0; round < 6; ++round) {
+    const int kept = std::uniform_int_distribution<int>(1, 285)(random);
+    Tokens edited(base.begin(), base.begin() + kept);
+    const Tokens more = tokens(30);
+    edited.insert(edited.end(), more.begin(), more.end());
+    const Answer got = converse(runner, id++, edited);
+    EXPECT_LT(distance(got, answer_alone(*model, edited, 8)), kClose) << "edited at " << kept;
+    EXPECT_GE(got.reused, runner.needs_checkpoints() ? kept - kCheckpointEvery : kept) << "edited at " << kept;
+  }
+  EXPECT_EQ(runner.prefix().stats().refused, 0u);
+}
+
+TEST_P(KitRunner, LeavesOneTokenOfAPromptThatItKnows) {
+  ModelRunner runner(*model, "m", small_blocks());
+  const Tokens prompt = tokens(150);
+  const Answer first = converse(runner, 1, prompt);
+  const Answer again = converse(runner, 2, prompt);
+  EXPECT_EQ(again.computed, 0);
+  EXPECT_EQ(again.reused, 149);
+  EXPECT_LT(distance(again, first), kClose);
+}
+
+TEST_P(KitRunner, GoesOnAfterItsOwnAnswer) {
+  ModelRunner runner(*model, "m", small_blocks());
+  Tokens prompt = tokens(100);
+  const Answer first = converse(runner, 1, prompt, {.max_tokens = 90});
+  prompt.insert(prompt.end(), first.tokens.begin(), first.tokens.end());
+  const int known = static_cast<int>(prompt.size()) - 1;  // of the last token no row was needed
+  const Tokens question = tokens(20);
+  prompt.insert(prompt.end(), question.begin(), question.end());
+  const Answer second = converse(runner, 2, prompt);
+  EXPECT_GE(second.reused, known);
+  EXPECT_LT(distance(second, answer_alone(*model, prompt, 8)), kClose);
+
+  // Into the middle of what was decoded.
+  Tokens edited(prompt.begin(), prompt.begin() + 170);
+  edited.insert(edited.end(), question.begin(), question.end());
+  const Answer third = converse(runner, 3, edited);
+  EXPECT_GE(third.reused, runner.needs_checkpoints() ? 170 - kCheckpointEvery : 170);
+  EXPECT_LT(distance(third, answer_alone(*model, edited, 8)), kClose);
+}
+
+TEST_P(KitRunner, AnswersInABatchAsAlone) {
+  ModelRunner runner(*model, "m", small_blocks());
+  struct Row {
+    Tokens prompt;
+    int joins;  // before which step
+    int length;
+    Answer got = {};
+  };
+  std::map<SequenceId, Row> rows;
+  rows[1] = {tokens(100), 0, 14};
+  rows[2] = {tokens(7), 0, 5};
+  rows[3] = {tokens(1), 2, 9};
+  rows[4] = {tokens(230), 3, 6};
+  rows[5] = {tokens(64), 3, 12};
+  const Conversation how;
+  for (int step = 0;; ++step) {
+    std::vector<SequenceId> active;
+    bool any_left = false;
+    for (auto& [id, row] : rows) {
+      if (row.joins == step) prefill_all(runner, id, row.prompt, how);
+      const bool open = static_cast<int>(row.got.tokens.size()) < row.length;
+      any_left = any_left || open;
+      // Every third step asks for some of the rows only.
+      if (open && row.joins <= step && (step % 3 != 2 || id % 2 == 1)) active.push_back(id);
+    }
+    if (!any_left) break;
+    if (active.empty()) continue;
+    for (const DecodedToken& decoded : runner.decode(active, step % 4 != 3)) {
+      ASSERT_FALSE(decoded.error);
+      Row& row = rows.at(decoded.id);
+      row.got.tokens.push_back(decoded.token);
+      row.got.logprobs.push_back(decoded.logprob);
+      if (static_cast<int>(row.got.tokens.size()) == row.length) runner.finish(decoded.id);
+    }
+  }
+  for (const auto& [id, row] : rows) {
+    EXPECT_LT(distance(row.got, answer_alone(*model, row.prompt, row.length)), kClose) << "row " << id;
+  }
+  // What each has left behind is right too.
+  SequenceId id = 10;
+  for (const auto& [unused, row] : rows) {
+    Tokens longer = row.prompt;
+    longer.insert(longer.end(), row.got.tokens.begin(), row.got.tokens.end());
+    longer.push_back(3);
+    EXPECT_LT(distance(converse(runner, id++, longer), answer_alone(*model, longer, 8)), kClose);
+  }
+  EXPECT_EQ(runner.prefix().stats().refused, 0u);
+}
+
+TEST_P(KitRunner, DrawsAsTheSameSeedDoesAlone) {
+  ModelRunner runner(*model, "m", small_blocks());
+  const Tokens first = tokens(40);
+  const Tokens second = tokens(25);
+  const SamplingParams warm{.temperature = 0.8f, .top_p = 0.95f, .seed = 11};
+  const SamplingParams greedy{};
+  runner.start({.id = 1, .tokens = first, .sampling = &warm, .salt = {}});
+  runner.prefill(1, 39, false);
+  runner.start({.id = 2, .tokens = second, .sampling = &greedy, .salt = {}});
+  runner.prefill(2, 24, false);
+  std::map<SequenceId, Answer> got;
+  const std::vector<SequenceId> ids = {2, 1};
+  for (int step = 0; step < 10; ++step) {
+    for (const DecodedToken& decoded : runner.decode(ids, true)) {
+      ASSERT_FALSE(decoded.error);
+      got[decoded.id].tokens.push_back(decoded.token);
+      got[decoded.id].logprobs.push_back(decoded.logprob);
+    }
+  }
+  EXPECT_LT(distance(got[1], answer_alone(*model, first, 10, warm)), kClose);
+  EXPECT_LT(distance(got[2], answer_alone(*model, second, 10)), kClose);
+}
+
+TEST_P(KitRunner, KeepsWhatACancelledPromptComputed) {
+  ModelRunner runner(*model, "m", small_blocks());
+  const Tokens prompt = tokens(200);
+  const SamplingParams greedy{};
+  runner.start({.id = 1, .tokens = prompt, .sampling = &greedy, .salt = {}});
+  runner.prefill(1, 100, false);
+  EXPECT_EQ(runner.finish(1), 100);
+  const Answer again = converse(runner, 2, prompt);
+  EXPECT_EQ(again.reused, 100);
+  EXPECT_LT(distance(again, answer_alone(*model, prompt, 8)), kClose);
+}
+
+TEST_P(KitRunner, CountsWhatIsHeldToTheByte) {
+  ModelRunner runner(*model, "m", small_blocks());
+  const Tokens prompt = tokens(130);
+  converse(runner, 1, prompt);
+  const PrefixTreeStats tree = runner.prefix().stats().tree;
+  EXPECT_EQ(runner.nbytes(), tree.nbytes);
+  EXPECT_EQ(tree.pinned_nbytes, 0u);
+  if (!runner.needs_checkpoints()) {
+    EXPECT_LE(runner.nbytes(), runner.bytes_of(140));
+  }
+
+  converse(runner, 2, tokens(90), {.keep = false});
+  EXPECT_EQ(runner.nbytes(), tree.nbytes);
+
+  const SequenceId id = 3;
+  const Tokens other = tokens(70);
+  prefill_all(runner, id, other, {.keep = false});
+  for (int step = 0; step < 5; ++step) runner.decode(std::span(&id, 1), true);
+  EXPECT_GT(runner.nbytes(), tree.nbytes);
+  EXPECT_LE(runner.nbytes(), tree.nbytes + runner.bytes_of(76));
+  runner.finish(id);
+  EXPECT_EQ(runner.nbytes(), tree.nbytes);
+  runner.prefix().tree().clear();
+  EXPECT_EQ(runner.nbytes(), 0u);
+}
+
+TEST_P(KitRunner, SharesNothingBetweenSalts) {
+  ModelRunner runner(*model, "m", small_blocks());
+  const Tokens prompt = tokens(100);
+  converse(runner, 1, prompt, {.salt = "a"});
+  EXPECT_EQ(runner.reusable("a", prompt), 99);
+  EXPECT_EQ(runner.reusable("b", prompt), 0);
+  EXPECT_EQ(converse(runner, 2, prompt, {.salt = "b"}).reused, 0);
+}
+
+TEST_P(KitRunner, StaysWithinItsBudget) {
+  const std::size_t one = ModelRunner(*model, "m", small_blocks()).bytes_of(140);
+  ModelRunner runner(*model, "m", small_blocks(3 * one));
+  for (SequenceId id = 1; id < 8; ++id) {
+    ASSERT_TRUE(runner.make_room(one));
+    converse(runner, id, tokens(120));
+    EXPECT_LE(runner.nbytes(), runner.max_bytes());
+  }
+  EXPECT_GT(runner.prefix().stats().tree.evicted_blocks, 0u);
+}
+
+TEST_P(KitRunner, FindsAColdRunEqual) {
+  ModelRunnerOptions options = small_blocks();
+  options.verify_reuse = 1.0;
+  ModelRunner runner(*model, "m", options);
+  Tokens prompt = tokens(120);
+  converse(runner, 1, prompt);
+  prompt[100] = (prompt[100] + 1) % 50;
+  const Answer got = converse(runner, 2, prompt);
+  EXPECT_LT(distance(got, answer_alone(*model, prompt, 8)), kClose);
+  EXPECT_EQ(runner.reuse_checks(), 1u);
+  EXPECT_EQ(runner.reuse_mismatches(), 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kit, KitRunner,
+                         testing::Values("llama", "gemma3_text", "llama_sliding", "llama4_text", "gpt_oss",
+                                         "deepseek_v3", "mamba2", "falcon_h1", "jamba", "recurrent_gemma"),
+                         [](const auto& param) { return std::string(param.param); });
+
+// Forwards to a model, and fails where it is told to.
+class FailingModel final : public LanguageModel {
+ public:
+  explicit FailingModel(const LanguageModel& model) : LanguageModel(model.info()), model_(model) {}
+  mx::array forward(const mx::array& tokens, PromptCache& cache) const override {
+    auto logits = model_.forward(tokens, cache);
+    if (fails && fails(tokens)) throw std::runtime_error("told to fail");
+    if (spoils && spoils(tokens)) logits = mx::multiply(logits, mx::array(std::nanf("")));
+    return logits;
+  }
+  PromptCache make_cache() const override { return model_.make_cache(); }
+  std::function<bool(mx::array)> fails;
+  std::function<bool(const mx::array&)> spoils;
+
+ private:
+  const LanguageModel& model_;
+};
+
+class OneRowFails : public testing::TestWithParam<const char*> {};
+
+TEST_P(OneRowFails, TheOthersGoOn) {
+  const auto model = kit_model(GetParam());
+  FailingModel failing(*model);
+  ModelRunner runner(failing, "m", small_blocks());
+  std::vector<Tokens> prompts;
+  TokenId bad = 0;  // what the second is to be fed after its fourth token, and no other then
+  for (unsigned seed = 1; prompts.empty(); ++seed) {
+    std::mt19937 random(seed);
+    prompts = {random_tokens(random, 30, 90), random_tokens(random, 5, 90), random_tokens(random, 61, 90)};
+    const auto fourth = [&](std::size_t row) { return answer_alone(*model, prompts[row], 4).tokens.back(); };
+    bad = fourth(1);
+    if (bad == fourth(0) || bad == fourth(2)) prompts.clear();
+  }
+  for (SequenceId id = 0; id < 3; ++id) prefill_all(runner, id, prompts[id], {});
+  std::vector<Answer> got(3);
+  std::vector<SequenceId> ids = {0, 1, 2};
+  for (int step = 0; step < 8; ++step) {
+    if (step == 3) {
+      failing.fails = [bad](mx::array tokens) {
+        mx::eval(tokens);
+        return std::count(tokens.data<int>(), tokens.data<int>() + tokens.size(), bad) > 0;
+      };
+    }
+    std::vector<SequenceId> left;
+    for (const DecodedToken& decoded : runner.decode(ids, true)) {
+      if (decoded.error) {
+        EXPECT_EQ(step, 4) << "the step that was begun before has its results";
+        EXPECT_EQ(decoded.id, 1u);
+        EXPECT_THROW(std::rethrow_exception(decoded.error), Error);
+        runner.finish(decoded.id);
+        failing.fails = {};
+        continue;
+      }
+      left.push_back(decoded.id);
+      got[decoded.id].tokens.push_back(decoded.token);
+      got[decoded.id].logprobs.push_back(decoded.logprob);
+    }
+    ids = left;
+  }
+  EXPECT_EQ(got[1].tokens.size(), 4u);
+  for (const std::size_t row : {0, 2}) {
+    const Answer want = answer_alone(*model, prompts[row], 8);
+    EXPECT_LT(distance(got[row], want), kClose)
+        << row << ": " << testing::PrintToString(got[row].tokens) << " for " << testing::PrintToString(want.tokens);
+  }
+}
+
+TEST_P(OneRowFails, APrefillThatFailsCanBeDoneAgain) {
+  const auto model = kit_model(GetParam());
+  FailingModel failing(*model);
+  ModelRunner runner(failing, "m", small_blocks());
+  std::mt19937 random(5);
+  const Tokens prompt = random_tokens(random, 80, 90);
+  const SamplingParams greedy{};
+  runner.start({.id = 1, .tokens = prompt, .sampling = &greedy, .salt = {}});
+  runner.prefill(1, 30, true);
+  failing.fails = [](const mx::array&) { return true; };
+  EXPECT_THROW(runner.prefill(1, 30, true), Error);
+  failing.fails = {};
+  EXPECT_EQ(runner.finish(1), 30);
+  const Answer got = converse(runner, 2, prompt);
+  EXPECT_EQ(got.reused, 30);
+  EXPECT_LT(distance(got, answer_alone(*model, prompt, 8)), kClose);
+}
+
+TEST_P(OneRowFails, NumbersThatAreNoneAreToldAndNotKept) {
+  const auto model = kit_model(GetParam());
+  FailingModel failing(*model);
+  ModelRunner runner(failing, "m", small_blocks());
+  std::mt19937 random(5);
+  const Tokens prompt = random_tokens(random, 80, 90);
+  const SequenceId id = 1;
+  prefill_all(runner, id, prompt, {});
+  failing.spoils = [](const mx::array&) { return true; };
+  const auto got = runner.decode(std::span(&id, 1), true);
+  ASSERT_TRUE(got.at(0).error);
+  try {
+    std::rethrow_exception(got[0].error);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::corrupt_data);
+  }
+  runner.finish(id);
+  failing.spoils = {};
+  EXPECT_LT(distance(converse(runner, 2, prompt), answer_alone(*model, prompt, 8)), kClose);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kit, OneRowFails, testing::Values("llama_sliding", "falcon_h1", "deepseek_v3"),
+                         [](const auto& param) { return std::string(param.param); });
+
+TEST(ModelRunner, RefusesWhatItCannotDo) {
+  const auto model = kit_model("llama_sliding");
+  ModelRunner runner(*model, "m", small_blocks());
+  const SamplingParams greedy{};
+  const Tokens prompt = {1, 2, 3};
+  const SequenceId id = 1;
+  EXPECT_THROW(runner.prefill(id, 1, false), Error);
+  EXPECT_THROW(runner.decode(std::span(&id, 1), true), Error);
+  runner.start({.id = id, .tokens = prompt, .sampling = &greedy, .salt = {}});
+  EXPECT_THROW(runner.decode(std::span(&id, 1), true), Error) << "not prefilled";
+  EXPECT_THROW(runner.prefill(id, 3, false), Error) << "the last token is decode's";
+  EXPECT_EQ(runner.finish(id), 0);
+  EXPECT_EQ(runner.finish(id), 0) << "twice";
+  ModelRunnerOptions options = small_blocks();
+  options.kv_quantization = KVQuantization{.group_size = 64, .bits = 8};
+  EXPECT_THROW(ModelRunner(*model, "m", options), Error) << "heads of 16";
+}
+
+}  // namespace
+}  // namespace reprise::test
