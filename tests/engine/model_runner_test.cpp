@@ -2,8 +2,10 @@
 #include "reprise/engine/model_runner.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 
 #include "mlx/mlx.h"
@@ -18,6 +20,18 @@ namespace mx = mlx::core;
 
 constexpr double kClose = 2e-4;  // of logprobs, float32
 constexpr int kCheckpointEvery = 64;
+const SamplingParams kGreedy;
+
+// A folder that is gone afterwards.
+class Folder {
+ public:
+  Folder() {
+    std::string name = std::filesystem::temp_directory_path() / "reprise_runner_XXXXXX";
+    path = ::mkdtemp(name.data());
+  }
+  ~Folder() { std::filesystem::remove_all(path); }
+  std::filesystem::path path;
+};
 
 ModelRunnerOptions small_blocks(std::size_t max_bytes = std::size_t{256} << 20) {
   ModelRunnerOptions options;
@@ -86,6 +100,33 @@ TEST_P(KitRunner, GoesOnAfterItsOwnAnswer) {
   EXPECT_LT(distance(third, answer_alone(*model, edited, 8)), kClose);
 }
 
+TEST_P(KitRunner, AnswersWarmAfterARestart) {
+  const Folder folder;
+  ModelRunnerOptions options = small_blocks();
+  options.prefix.disk = DiskTierOptions{.folder = folder.path};
+  Tokens prompt = tokens(150);
+  Answer first;
+  {
+    ModelRunner runner(*model, "m", options);
+    first = converse(runner, 1, prompt, {.max_tokens = 40});
+  }
+  ModelRunner runner(*model, "m", options);
+  const Answer again = converse(runner, 1, prompt, {.max_tokens = 40});
+  EXPECT_EQ(again.reused, 149);
+  EXPECT_LT(distance(again, first), kClose);
+  EXPECT_EQ(runner.prefix().stats().disk_hit_tokens, 149u);
+  EXPECT_EQ(ModelRunner(*model, "other", options).start({.id = 1, .tokens = prompt, .sampling = &kGreedy, .salt = {}}),
+            0);
+
+  ModelRunner third(*model, "m", options);
+  prompt.insert(prompt.end(), first.tokens.begin(), first.tokens.end());
+  prompt[120] = (prompt[120] + 1) % 50;
+  const Answer edited = converse(third, 1, prompt);
+  EXPECT_GE(edited.reused, third.needs_checkpoints() ? 120 - kCheckpointEvery : 120);
+  EXPECT_LT(distance(edited, answer_alone(*model, prompt, 8)), kClose);
+  EXPECT_EQ(third.prefix().stats().refused, 0u);
+}
+
 TEST_P(KitRunner, AnswersInABatchAsAlone) {
   ModelRunner runner(*model, "m", small_blocks());
   struct Row {
@@ -140,10 +181,9 @@ TEST_P(KitRunner, DrawsAsTheSameSeedDoesAlone) {
   const Tokens first = tokens(40);
   const Tokens second = tokens(25);
   const SamplingParams warm{.temperature = 0.8f, .top_p = 0.95f, .seed = 11};
-  const SamplingParams greedy{};
   runner.start({.id = 1, .tokens = first, .sampling = &warm, .salt = {}});
   runner.prefill(1, 39, false);
-  runner.start({.id = 2, .tokens = second, .sampling = &greedy, .salt = {}});
+  runner.start({.id = 2, .tokens = second, .sampling = &kGreedy, .salt = {}});
   runner.prefill(2, 24, false);
   std::map<SequenceId, Answer> got;
   const std::vector<SequenceId> ids = {2, 1};
@@ -161,8 +201,7 @@ TEST_P(KitRunner, DrawsAsTheSameSeedDoesAlone) {
 TEST_P(KitRunner, KeepsWhatACancelledPromptComputed) {
   ModelRunner runner(*model, "m", small_blocks());
   const Tokens prompt = tokens(200);
-  const SamplingParams greedy{};
-  runner.start({.id = 1, .tokens = prompt, .sampling = &greedy, .salt = {}});
+  runner.start({.id = 1, .tokens = prompt, .sampling = &kGreedy, .salt = {}});
   runner.prefill(1, 100, false);
   EXPECT_EQ(runner.finish(1), 100);
   const Answer again = converse(runner, 2, prompt);
@@ -307,8 +346,7 @@ TEST_P(OneRowFails, APrefillThatFailsCanBeDoneAgain) {
   ModelRunner runner(failing, "m", small_blocks());
   std::mt19937 random(5);
   const Tokens prompt = random_tokens(random, 80, 90);
-  const SamplingParams greedy{};
-  runner.start({.id = 1, .tokens = prompt, .sampling = &greedy, .salt = {}});
+  runner.start({.id = 1, .tokens = prompt, .sampling = &kGreedy, .salt = {}});
   runner.prefill(1, 30, true);
   failing.fails = [](const mx::array&) { return true; };
   EXPECT_THROW(runner.prefill(1, 30, true), Error);
@@ -346,12 +384,11 @@ INSTANTIATE_TEST_SUITE_P(Kit, OneRowFails, testing::Values("llama_sliding", "fal
 TEST(ModelRunner, RefusesWhatItCannotDo) {
   const auto model = kit_model("llama_sliding");
   ModelRunner runner(*model, "m", small_blocks());
-  const SamplingParams greedy{};
   const Tokens prompt = {1, 2, 3};
   const SequenceId id = 1;
   EXPECT_THROW(runner.prefill(id, 1, false), Error);
   EXPECT_THROW(runner.decode(std::span(&id, 1), true), Error);
-  runner.start({.id = id, .tokens = prompt, .sampling = &greedy, .salt = {}});
+  runner.start({.id = id, .tokens = prompt, .sampling = &kGreedy, .salt = {}});
   EXPECT_THROW(runner.decode(std::span(&id, 1), true), Error) << "not prefilled";
   EXPECT_THROW(runner.prefill(id, 3, false), Error) << "the last token is decode's";
   EXPECT_EQ(runner.finish(id), 0);
