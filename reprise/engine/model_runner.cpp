@@ -5,16 +5,15 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
-#include <sstream>
 #include <unordered_map>
 #include <utility>
 
 #include "mlx/array.h"
 #include "mlx/device.h"
 #include "mlx/ops.h"
-#include "mlx/utils.h"
 #include "reprise/base/error.h"
 #include "reprise/base/log.h"
+#include "reprise/engine/cache_sizes.h"
 #include "reprise/engine/cold_check.h"
 #include "reprise/engine/decode_step.h"
 #include "reprise/generate/reuse_tolerance.h"
@@ -23,6 +22,7 @@ namespace reprise {
 
 namespace mx = mlx::core;
 
+using internal::CacheSizes;
 using internal::ColdCheck;
 using internal::Decoder;
 using internal::DecodeStep;
@@ -30,39 +30,6 @@ using internal::RunningSequence;
 using Rows = std::vector<RunningSequence*>;
 
 namespace {
-
-// What one token shows of a model's caches.
-struct CacheSizes {
-  std::vector<kernels::PageLayout> pages;  // of each attention layer
-  std::size_t state_nbytes = 0;            // recurrent state of one sequence
-  std::string text;                        // of the dtypes that rows and logits have
-};
-
-CacheSizes sizes_of(const LanguageModel& model, const PromptCache& form) {
-  PromptCache cache = form.fork();
-  const mx::array logits = model.forward(mx::zeros({1, 1}, mx::int32), cache);
-  CacheSizes sizes;
-  std::ostringstream text;
-  text << "logits=" << logits.dtype();
-  for (const PagedKVCache* layer : paged_leaves(std::as_const(cache))) {
-    if (sizes.pages.empty()) text << ",rows=" << layer->layout().value().dtype;
-    sizes.pages.push_back(layer->layout().value());
-  }
-  for (const ArraysCache* layer : recurrent_leaves(std::as_const(cache))) sizes.state_nbytes += layer->nbytes();
-  sizes.text = text.str();
-  return sizes;
-}
-
-// Everything that changes what rows hold, or how they are kept.
-std::string space_text(const std::string& fingerprint, const CacheSizes& sizes, const ModelRunnerOptions& options) {
-  std::string text = fingerprint + "|" + sizes.text + "|pages=" + std::to_string(kernels::kPageRows) +
-                     "|block=" + std::to_string(options.prefix.block_size);
-  if (options.kv_quantization) {
-    text += "|bits=" + std::to_string(options.kv_quantization->bits) +
-            "|group=" + std::to_string(options.kv_quantization->group_size);
-  }
-  return text;
-}
 
 void check_options(const ModelRunnerOptions& options) {
   if (!(mx::default_device() == mx::Device::cpu)) {
@@ -89,10 +56,11 @@ struct ModelRunner::Impl {
       throw Error(ErrorCode::unsupported,
                   "[ModelRunner] layers must be attention or recurrent, but got " + leaf->class_name());
     }
-    sizes = sizes_of(model, form);
+    sizes = internal::sizes_of(model, form);
     decoder.emplace(model, internal::steps_together(model, form));
     needs_checkpoints = needs_checkpoint(form);
-    const std::string space = space_text(fingerprint, sizes, options);
+    const std::string space =
+        internal::space_of(fingerprint, sizes, options.kv_quantization, options.prefix.block_size);
     prefix.emplace(std::move(form), space, pool, options.prefix, clock);
   }
 
@@ -390,15 +358,7 @@ int ModelRunner::finish(SequenceId id) noexcept {
 
 bool ModelRunner::needs_checkpoints() const { return impl_->needs_checkpoints; }
 
-// A page more for each layer: who goes on in a page that another has appended to copies it first. State twice: of a
-// step that runs, and of before it.
-std::size_t ModelRunner::bytes_of(int tokens) const {
-  const auto pages = static_cast<std::size_t>((std::max(tokens, 0) + kernels::kPageRows - 1) / kernels::kPageRows + 1);
-  std::size_t bytes = 2 * impl_->sizes.state_nbytes;
-  for (const kernels::PageLayout& layout : impl_->sizes.pages) bytes += pages * layout.nbytes();
-  return bytes;
-}
-
+std::size_t ModelRunner::bytes_of(int tokens) const { return impl_->sizes.bytes_of(tokens); }
 std::size_t ModelRunner::nbytes() const { return impl_->prefix->nbytes(); }
 bool ModelRunner::make_room(std::size_t bytes) { return impl_->prefix->make_room(bytes); }
 std::size_t ModelRunner::max_bytes() const { return impl_->options.prefix.max_bytes; }

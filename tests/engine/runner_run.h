@@ -13,6 +13,17 @@
 
 namespace reprise::test {
 
+constexpr double kClose = 2e-4;  // of logprobs, float32
+constexpr int kCheckpointEvery = 64;
+
+inline ModelRunnerOptions small_blocks(std::size_t max_bytes = std::size_t{256} << 20) {
+  ModelRunnerOptions options;
+  options.prefix.block_size = 64;
+  options.prefix.max_bytes = max_bytes;
+  options.checkpoint_every = kCheckpointEvery;
+  return options;
+}
+
 struct Answer {
   Tokens tokens;
   std::vector<float> logprobs;

@@ -1,0 +1,49 @@
+#include "reprise/engine/cache_sizes.h"
+
+#include <algorithm>
+#include <sstream>
+#include <utility>
+
+#include "mlx/ops.h"
+#include "mlx/utils.h"
+#include "reprise/prefix/tiers/cache_leaves.h"
+
+namespace reprise::internal {
+
+namespace mx = mlx::core;
+
+// A page more for each layer: who goes on in a page that another has appended to copies it first. State twice: of a
+// step that runs, and of before it.
+std::size_t CacheSizes::bytes_of(int tokens) const {
+  const auto count = static_cast<std::size_t>((std::max(tokens, 0) + kernels::kPageRows - 1) / kernels::kPageRows + 1);
+  std::size_t bytes = 2 * state_nbytes;
+  for (const kernels::PageLayout& layout : pages) bytes += count * layout.nbytes();
+  return bytes;
+}
+
+CacheSizes sizes_of(const LanguageModel& model, const PromptCache& form) {
+  PromptCache cache = form.fork();
+  const mx::array logits = model.forward(mx::zeros({1, 1}, mx::int32), cache);
+  CacheSizes sizes;
+  std::ostringstream text;
+  text << "logits=" << logits.dtype();
+  for (const PagedKVCache* layer : paged_leaves(std::as_const(cache))) {
+    if (sizes.pages.empty()) text << ",rows=" << layer->layout().value().dtype;
+    sizes.pages.push_back(layer->layout().value());
+  }
+  for (const ArraysCache* layer : recurrent_leaves(std::as_const(cache))) sizes.state_nbytes += layer->nbytes();
+  sizes.dtypes = text.str();
+  return sizes;
+}
+
+std::string space_of(const std::string& fingerprint, const CacheSizes& sizes,
+                     const std::optional<KVQuantization>& quantization, int block_size) {
+  std::string text = fingerprint + "|" + sizes.dtypes + "|pages=" + std::to_string(kernels::kPageRows) +
+                     "|block=" + std::to_string(block_size);
+  if (quantization) {
+    text += "|bits=" + std::to_string(quantization->bits) + "|group=" + std::to_string(quantization->group_size);
+  }
+  return text;
+}
+
+}  // namespace reprise::internal

@@ -1,0 +1,31 @@
+// What a model's caches cost, and what they are. Private to `engine`. Threads: free functions.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reprise/cache/prompt_cache.h"
+#include "reprise/kernels/paged_attention.h"
+#include "reprise/models/language_model.h"
+
+namespace reprise::internal {
+
+struct CacheSizes {
+  std::vector<kernels::PageLayout> pages;  // of each attention layer
+  std::size_t state_nbytes = 0;            // recurrent state of one sequence
+  std::string dtypes;                      // of logits and rows, in words
+
+  // An upper bound for a sequence that shares nothing.
+  std::size_t bytes_of(int tokens) const;
+};
+
+// By the graph of one token; nothing is computed. `form`: see PrefixCache.
+CacheSizes sizes_of(const LanguageModel& model, const PromptCache& form);
+
+// The space of a prefix cache: everything that changes what rows hold, or how they are kept.
+std::string space_of(const std::string& fingerprint, const CacheSizes& sizes,
+                     const std::optional<KVQuantization>& quantization, int block_size);
+
+}  // namespace reprise::internal
