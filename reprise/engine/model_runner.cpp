@@ -71,8 +71,10 @@ struct ModelRunner::Impl {
   }
 
   // Recurrent state that is not stored, every array once; tells the prefix cache.
-  void count_live_state();
+  void count_live_state() noexcept;
   void store(RunningSequence& row, bool checkpoint, bool finished);
+  // Those of `rows` that are due. Where there is no memory for it, they go on all the same.
+  void store_due(const Rows& rows) noexcept;
   void verify(RunningSequence& row);
 
   // The step has ended: its tokens become the rows' results.
@@ -89,7 +91,8 @@ struct ModelRunner::Impl {
   // Nothing refers to the row any more. Others of its batch fail where there is no memory to take it apart.
   void let_go_of(RunningSequence& row) noexcept;
   bool is_due(const RunningSequence& row, int more) const {
-    return row.keep && !row.damaged && row.length() + more - row.stored_length >= options.checkpoint_every;
+    const int last = needs_checkpoints ? row.checkpoint_length : row.stored_length;
+    return row.keep && !row.damaged && row.length() + more - last >= options.checkpoint_every;
   }
 
   const LanguageModel& model;
@@ -104,7 +107,7 @@ struct ModelRunner::Impl {
   std::uint64_t reuse_checks = 0, reuse_mismatches = 0;
 };
 
-void ModelRunner::Impl::count_live_state() {
+void ModelRunner::Impl::count_live_state() noexcept try {
   if (!needs_checkpoints) return;
   std::set<std::uintptr_t> seen;
   std::size_t bytes = 0;
@@ -122,6 +125,8 @@ void ModelRunner::Impl::count_live_state() {
     for (const ArraysCache& layer : ahead->undo.states()) add(layer);
   }
   prefix->set_live_state_nbytes(bytes);
+} catch (const std::exception&) {
+  // It is counted again at the next call.
 }
 
 void ModelRunner::Impl::store(RunningSequence& row, bool checkpoint, bool finished) {
@@ -131,6 +136,14 @@ void ModelRunner::Impl::store(RunningSequence& row, bool checkpoint, bool finish
   prefix->store(row.salt, row.record, row.cache, &row.lease, {.checkpoint = checkpoint, .finished = finished});
   row.stored_length = row.length();
   if (checkpoint) row.checkpoint_length = row.length();
+}
+
+void ModelRunner::Impl::store_due(const Rows& rows) noexcept try {
+  for (RunningSequence* row : rows) {
+    if (is_due(*row, 0)) store(*row, needs_checkpoints, false);
+  }
+} catch (const std::exception& error) {
+  log(LogLevel::error, std::string("[ModelRunner::decode] what sequences computed is not kept: ") + error.what());
 }
 
 void ModelRunner::Impl::verify(RunningSequence& row) {
@@ -324,9 +337,7 @@ std::vector<DecodedToken> ModelRunner::decode(std::span<const SequenceId> ids, b
     if (!results.back().error) going_on.push_back(row);
   }
   if (!impl_->ahead) {
-    for (RunningSequence* row : going_on) {
-      if (impl_->is_due(*row, 0)) impl_->store(*row, impl_->needs_checkpoints, false);
-    }
+    impl_->store_due(going_on);
     if (look_ahead) impl_->start_ahead(going_on);
   }
   impl_->count_live_state();
@@ -348,11 +359,7 @@ int ModelRunner::finish(SequenceId id) noexcept {
   }
   const int length = row.length();
   impl_->sequences.erase(found);
-  try {
-    impl_->count_live_state();
-  } catch (const std::exception&) {
-    // It is counted again at the next call.
-  }
+  impl_->count_live_state();
   return length;
 }
 
