@@ -79,6 +79,10 @@ void Scheduler::Impl::cancel(SequenceId id) {
   if (Sequence* sequence = find(id)) end(*sequence, FinishReason::cancelled);
 }
 
+void Scheduler::Impl::end_all(FinishReason reason, const std::exception_ptr& error) {
+  while (!all_.empty()) end(*all_.begin()->second, reason, error);
+}
+
 void Scheduler::Impl::step() {
   admit();
   secure_rows();
@@ -324,23 +328,19 @@ const SchedulerStats& Scheduler::Impl::counted() {
 Scheduler::Scheduler(BatchRunner& runner, const SchedulerOptions& options, const Clock& clock)
     : impl_(std::make_unique<Impl>(runner, options, clock)) {}
 
-Scheduler::~Scheduler() {
-  while (!impl_->all_.empty()) impl_->end(*impl_->all_.begin()->second, FinishReason::cancelled);
-}
+Scheduler::~Scheduler() { impl_->end_all(FinishReason::cancelled, nullptr); }
 
 SequenceId Scheduler::submit(SequenceRequest request) { return impl_->submit(std::move(request)); }
 void Scheduler::cancel(SequenceId id) { impl_->cancel(id); }
 
-void Scheduler::fail(const std::exception_ptr& error) {
-  while (!impl_->all_.empty()) impl_->end(*impl_->all_.begin()->second, FinishReason::length, error);
-}
+void Scheduler::fail(const std::exception_ptr& error) { impl_->end_all(FinishReason::length, error); }
 
 bool Scheduler::step() {
   impl_->step();
   return !idle();
 }
 
-bool Scheduler::idle() const { return impl_->all_.empty(); }
+bool Scheduler::idle() const { return impl_->idle(); }
 const SchedulerStats& Scheduler::stats() const { return impl_->counted(); }
 
 }  // namespace reprise

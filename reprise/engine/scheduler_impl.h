@@ -15,17 +15,21 @@ namespace reprise {
 
 // Invariant between calls: every sequence of all_ is either in waiting_ or, known to the runner, in running_.
 struct Scheduler::Impl {
+ public:
+  Impl(BatchRunner& runner, const SchedulerOptions& options, const Clock& clock);
+
+  SequenceId submit(SequenceRequest request);
+  void cancel(SequenceId id);
+  void end_all(FinishReason reason, const std::exception_ptr& error);
+  void step();
+  bool idle() const { return all_.empty(); }
+  const SchedulerStats& counted();
+
+ private:
   using Sequence = internal::Sequence;
   using State = Sequence::State;
 
-  Impl(BatchRunner& runner, const SchedulerOptions& options, const Clock& clock);
-
   // scheduler.cpp
-  SequenceId submit(SequenceRequest request);
-  void cancel(SequenceId id);
-  void step();
-  const SchedulerStats& counted();
-
   // What is to be prefilled in this step.
   struct Turn {
     SequenceId id = 0;
