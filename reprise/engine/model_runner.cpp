@@ -86,7 +86,7 @@ struct ModelRunner::Impl {
   void fail(RunningSequence& row, std::exception_ptr error);
   // The rows' next step while this one runs. Returns: false, and nothing has changed, when it has to be done another
   // way.
-  bool overlap(const Rows& rows);
+  bool overlap(const Rows& asked);
   void start_ahead(const Rows& rows);
   // Nothing refers to the row any more. Others of its batch fail where there is no memory to take it apart.
   void let_go_of(RunningSequence& row) noexcept;
@@ -211,8 +211,10 @@ void ModelRunner::Impl::run(const Rows& rows) {
   }
 }
 
-bool ModelRunner::Impl::overlap(const Rows& rows) {
-  if (!ahead || ahead->rows != rows) return false;
+bool ModelRunner::Impl::overlap(const Rows& asked) {
+  if (!ahead || ahead->rows.size() != asked.size()) return false;
+  if (!std::is_permutation(asked.begin(), asked.end(), ahead->rows.begin())) return false;
+  const Rows rows = ahead->rows;
   if (std::any_of(rows.begin(), rows.end(), [&](const RunningSequence* row) { return is_due(*row, 1); })) return false;
   std::optional<DecodeStep> next;
   try {

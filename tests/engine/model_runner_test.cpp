@@ -36,6 +36,9 @@ class KitRunner : public testing::TestWithParam<const char*> {
   }
   Tokens tokens(int count) { return random_tokens(random, count, model->info().vocab_size); }
 
+  // Products with quantised weights round what they multiply, each number of rows in its own way.
+  double close() const { return model->info().quantization == "none" ? kClose : 10 * kClose; }
+
   std::unique_ptr<LanguageModel> model;
   std::mt19937 random{7};
 };
@@ -44,14 +47,14 @@ TEST_P(KitRunner, AnswersAfterAnEditAsAColdRunDoes) {
   ModelRunner runner(*model, "m", small_blocks());
   const Tokens base = tokens(290);
   SequenceId id = 1;
-  EXPECT_LT(distance(converse(runner, id++, base), answer_alone(*model, base, 8)), kClose);
+  EXPECT_LT(distance(converse(runner, id++, base), answer_alone(*model, base, 8)), close());
   for (int round = 0; round < 6; ++round) {
     const int kept = std::uniform_int_distribution<int>(1, 285)(random);
     Tokens edited(base.begin(), base.begin() + kept);
     const Tokens more = tokens(30);
     edited.insert(edited.end(), more.begin(), more.end());
     const Answer got = converse(runner, id++, edited);
-    EXPECT_LT(distance(got, answer_alone(*model, edited, 8)), kClose) << "edited at " << kept;
+    EXPECT_LT(distance(got, answer_alone(*model, edited, 8)), close()) << "edited at " << kept;
     EXPECT_GE(got.reused, runner.needs_checkpoints() ? kept - kCheckpointEvery : kept) << "edited at " << kept;
   }
   EXPECT_EQ(runner.prefix().stats().refused, 0u);
@@ -64,7 +67,7 @@ TEST_P(KitRunner, LeavesOneTokenOfAPromptThatItKnows) {
   const Answer again = converse(runner, 2, prompt);
   EXPECT_EQ(again.computed, 0);
   EXPECT_EQ(again.reused, 149);
-  EXPECT_LT(distance(again, first), kClose);
+  EXPECT_LT(distance(again, first), close());
 }
 
 TEST_P(KitRunner, GoesOnAfterItsOwnAnswer) {
@@ -77,14 +80,14 @@ TEST_P(KitRunner, GoesOnAfterItsOwnAnswer) {
   prompt.insert(prompt.end(), question.begin(), question.end());
   const Answer second = converse(runner, 2, prompt);
   EXPECT_GE(second.reused, known);
-  EXPECT_LT(distance(second, answer_alone(*model, prompt, 8)), kClose);
+  EXPECT_LT(distance(second, answer_alone(*model, prompt, 8)), close());
 
   // Into the middle of what was decoded.
   Tokens edited(prompt.begin(), prompt.begin() + 170);
   edited.insert(edited.end(), question.begin(), question.end());
   const Answer third = converse(runner, 3, edited);
   EXPECT_GE(third.reused, runner.needs_checkpoints() ? 170 - kCheckpointEvery : 170);
-  EXPECT_LT(distance(third, answer_alone(*model, edited, 8)), kClose);
+  EXPECT_LT(distance(third, answer_alone(*model, edited, 8)), close());
 }
 
 TEST_P(KitRunner, AnswersWarmAfterARestart) {
@@ -100,7 +103,7 @@ TEST_P(KitRunner, AnswersWarmAfterARestart) {
   ModelRunner runner(*model, "m", options);
   const Answer again = converse(runner, 1, prompt, {.max_tokens = 40});
   EXPECT_EQ(again.reused, 149);
-  EXPECT_LT(distance(again, first), kClose);
+  EXPECT_LT(distance(again, first), close());
   EXPECT_EQ(runner.prefix().stats().disk_hit_tokens, 149u);
   EXPECT_EQ(ModelRunner(*model, "other", options).start({.id = 1, .tokens = prompt, .sampling = &kGreedy, .salt = {}}),
             0);
@@ -110,7 +113,7 @@ TEST_P(KitRunner, AnswersWarmAfterARestart) {
   prompt[120] = (prompt[120] + 1) % 50;
   const Answer edited = converse(third, 1, prompt);
   EXPECT_GE(edited.reused, third.needs_checkpoints() ? 120 - kCheckpointEvery : 120);
-  EXPECT_LT(distance(edited, answer_alone(*model, prompt, 8)), kClose);
+  EXPECT_LT(distance(edited, answer_alone(*model, prompt, 8)), close());
   EXPECT_EQ(third.prefix().stats().refused, 0u);
 }
 
@@ -150,7 +153,7 @@ TEST_P(KitRunner, AnswersInABatchAsAlone) {
     }
   }
   for (const auto& [id, row] : rows) {
-    EXPECT_LT(distance(row.got, answer_alone(*model, row.prompt, row.length)), kClose) << "row " << id;
+    EXPECT_LT(distance(row.got, answer_alone(*model, row.prompt, row.length)), close()) << "row " << id;
   }
   // What each has left behind is right too.
   SequenceId id = 10;
@@ -158,7 +161,7 @@ TEST_P(KitRunner, AnswersInABatchAsAlone) {
     Tokens longer = row.prompt;
     longer.insert(longer.end(), row.got.tokens.begin(), row.got.tokens.end());
     longer.push_back(3);
-    EXPECT_LT(distance(converse(runner, id++, longer), answer_alone(*model, longer, 8)), kClose);
+    EXPECT_LT(distance(converse(runner, id++, longer), answer_alone(*model, longer, 8)), close());
   }
   EXPECT_EQ(runner.prefix().stats().refused, 0u);
 }
@@ -181,8 +184,8 @@ TEST_P(KitRunner, DrawsAsTheSameSeedDoesAlone) {
       got[decoded.id].logprobs.push_back(decoded.logprob);
     }
   }
-  EXPECT_LT(distance(got[1], answer_alone(*model, first, 10, warm)), kClose);
-  EXPECT_LT(distance(got[2], answer_alone(*model, second, 10)), kClose);
+  EXPECT_LT(distance(got[1], answer_alone(*model, first, 10, warm)), close());
+  EXPECT_LT(distance(got[2], answer_alone(*model, second, 10)), close());
 }
 
 TEST_P(KitRunner, KeepsWhatACancelledPromptComputed) {
@@ -193,7 +196,7 @@ TEST_P(KitRunner, KeepsWhatACancelledPromptComputed) {
   EXPECT_EQ(runner.finish(1), 100);
   const Answer again = converse(runner, 2, prompt);
   EXPECT_EQ(again.reused, 100);
-  EXPECT_LT(distance(again, answer_alone(*model, prompt, 8)), kClose);
+  EXPECT_LT(distance(again, answer_alone(*model, prompt, 8)), close());
 }
 
 TEST_P(KitRunner, CountsWhatIsHeldToTheByte) {
@@ -250,14 +253,15 @@ TEST_P(KitRunner, FindsAColdRunEqual) {
   converse(runner, 1, prompt);
   prompt[100] = (prompt[100] + 1) % 50;
   const Answer got = converse(runner, 2, prompt);
-  EXPECT_LT(distance(got, answer_alone(*model, prompt, 8)), kClose);
+  EXPECT_LT(distance(got, answer_alone(*model, prompt, 8)), close());
   EXPECT_EQ(runner.reuse_checks(), 1u);
   EXPECT_EQ(runner.reuse_mismatches(), 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kit, KitRunner,
-                         testing::Values("llama", "gemma3_text", "llama_sliding", "llama4_text", "gpt_oss",
-                                         "deepseek_v3", "mamba2", "falcon_h1", "jamba", "recurrent_gemma"),
+                         testing::Values("llama", "llama_q4_g64", "gemma2", "gemma3_text", "llama_sliding", "cohere2",
+                                         "llama4_text", "gpt_oss", "deepseek_v2", "deepseek_v3", "mamba", "mamba2",
+                                         "falcon_h1", "jamba", "lfm2", "nemotron_h", "qwen3_next", "recurrent_gemma"),
                          [](const auto& param) { return std::string(param.param); });
 
 TEST(ModelRunner, RefusesWhatItCannotDo) {
