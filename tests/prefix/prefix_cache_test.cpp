@@ -195,6 +195,33 @@ TEST_P(Cache, ComesBackFromDisk) {
   EXPECT_EQ(third.fetch("other", longer).length, 0);
 }
 
+TEST_P(Cache, WritesTheLastShortBlockOnlyAtTheEnd) {
+  const Folder folder;
+  PrefixCache cache = make(std::size_t{64} << 20, &folder);
+  const Tokens tokens = counted_tokens(200);
+  store(cache, tokens, "", false);
+  cache.flush();
+  EXPECT_EQ(cache.stats().disk->blocks, 3u);
+  cache.store("", tokens, filled(cache, tokens), nullptr, {.checkpoint = true, .finished = true});
+  cache.flush();
+  EXPECT_EQ(cache.stats().disk->blocks, 4u);
+  EXPECT_EQ(cache.stats().disk->writes, recurrent() ? 8u : 4u) << "what is there is not written again";
+}
+
+TEST_P(Cache, ForgetsOneSaltOrAll) {
+  const Folder folder;
+  PrefixCache cache = make(std::size_t{64} << 20, &folder);
+  const Tokens tokens = counted_tokens(200);
+  for (const char* salt : {"a", "b", "c"}) store(cache, tokens, salt);
+  cache.clear("a");
+  EXPECT_EQ(cache.fetch("a", tokens).length, 0);
+  EXPECT_GT(cache.fetch("b", tokens).length, 0);
+  cache.clear();
+  EXPECT_EQ(cache.nbytes(), 0u);
+  EXPECT_EQ(cache.fetch("b", tokens).length, 0);
+  EXPECT_EQ(cache.stats().disk->blocks, 0u);
+}
+
 TEST_P(Cache, ReadsFromDiskOnlyWhatFits) {
   const Folder folder;
   const Tokens tokens = counted_tokens(256);

@@ -162,18 +162,28 @@ int PrefixCache::store(const std::string& salt, std::span<const TokenId> tokens,
     if (make_room(taken->nbytes()) && tree_.insert_checkpoint(space, tokens, taken)) checkpoint = std::move(taken);
   }
   if (disk_) {
-    const int length = static_cast<int>(tokens.size());
-    const int last = (length - 1) / options_.block_size * options_.block_size;
-    const bool has_last = !made.empty() && made.back().end == length;
-    if (options.finished && !has_last && tree_.matched_length(space, tokens, false) == length) make(last, length);
-    for (const MadeBlock& block : made) {
+    if (options.finished) {
+      // All of it once more: what is there is touched, what was dropped gets there after all.
+      made.clear();
+      for (int begin = 0; begin < stored; begin += options_.block_size) {
+        if (!make(begin, std::min(begin + options_.block_size, stored))) break;
+      }
+    }
+    for (MadeBlock& block : made) {
       if (block.end - block.begin < options_.block_size && !options.finished) continue;
-      disk_->write_block(space, tokens.first(static_cast<std::size_t>(block.end)), block.begin, block.content);
+      disk_->write_block(space, tokens.first(static_cast<std::size_t>(block.end)), block.begin,
+                         std::move(block.content));
     }
     if (checkpoint) disk_->write_checkpoint(space, tokens, std::move(checkpoint));
   }
   make_room(0);
   return stored;
+}
+
+void PrefixCache::clear(const std::optional<std::string>& salt) {
+  const auto space = salt ? std::optional(space_of(*salt)) : std::nullopt;
+  tree_.clear(space);
+  if (disk_) disk_->clear(space);
 }
 
 std::size_t PrefixCache::nbytes() const {

@@ -57,8 +57,8 @@ class PrefixCache {
 
   // Keeps `cache`, which holds exactly `tokens` and is evaluated, and moves the lease on; with `checkpoint` also its
   // recurrent state, if the model has any and it fits. On disk go blocks that are whole, and with `finished` the last
-  // one too. Returns: tokens of it that are stored now. Never throws for a cache of another length: refused and
-  // counted.
+  // one too; what is there already counts as used then. Returns: tokens of it that are stored now. Never throws for a
+  // cache of another length: refused and counted.
   struct StoreOptions {
     bool checkpoint = false;
     bool finished = false;
@@ -72,6 +72,8 @@ class PrefixCache {
   // Evicts until nbytes() + bytes ≤ max_bytes; nothing, where that cannot be reached. Returns: whether that is so now.
   bool make_room(std::size_t bytes);
   void expire() { tree_.expire(); }
+  // Forgets what is neither pinned nor in use, also on disk, of one salt or of all.
+  void clear(const std::optional<std::string>& salt = {});
 
   PrefixTree& tree() { return tree_; }
   std::string space_of(const std::string& salt) const;
