@@ -105,7 +105,14 @@ void add_bench(CLI::App& app, Action& chosen) {
   command->add_flag("--profile", flags->profile,
                     "Says where the time goes, per operation, in repetitions of their own");
   command->add_flag("--json", flags->json, "Prints one line of JSON");
-  command->callback([flags, &chosen] { chosen = [flags] { return run(*flags); }; });
+  add_bench_engine(*command, chosen);
+  command->callback([command, flags, &chosen] {
+    const bool engine = !command->get_subcommands().empty();
+    if (!engine) chosen = [flags] { return run(*flags); };
+    for (const auto* option : command->get_options()) {
+      if (engine && option->count() > 0) throw UsageError("flags of bench engine stand behind the word engine");
+    }
+  });
 }
 
 }  // namespace reprise::app

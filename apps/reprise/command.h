@@ -14,6 +14,7 @@ void add_generate(CLI::App& app, Action& chosen);
 void add_cache_prompt(CLI::App& app, Action& chosen);
 void add_inspect(CLI::App& app, Action& chosen);
 void add_bench(CLI::App& app, Action& chosen);
+void add_bench_engine(CLI::App& bench, Action& chosen);  // a subcommand of bench
 void add_pull(CLI::App& app, Action& chosen);
 void add_quantize(CLI::App& app, Action& chosen);
 

@@ -119,11 +119,8 @@ LoadedModel load_model(const std::string& name, const ModelFlags& flags) {
   return load(std::filesystem::absolute(resolve_model(name)).lexically_normal(), flags.load);
 }
 
-void add_kv_cache_flags(CLI::App& app, KVCacheFlags& flags) {
+void add_kv_bits_flags(CLI::App& app, KVCacheFlags& flags) {
   KVCacheOptions& options = flags.options;
-  add_flag_with_value(
-      app, {"--max-kv-size", "Tokens kept per layer: the first 4 and the most recent others, 5 or more [all]"},
-      [&options](const std::string& text) { options.max_kv_size = parse_int("--max-kv-size", text, 5); });
   add_flag_with_value(app, {"--kv-bits", "Quantises keys and values to 2, 3, 4, 5, 6 or 8 bits [not at all]"},
                       [&options](const std::string& text) {
                         options.kv_bits = parse_choice("--kv-bits", text, {2, 3, 4, 5, 6, 8});
@@ -133,6 +130,14 @@ void add_kv_cache_flags(CLI::App& app, KVCacheFlags& flags) {
                         flags.options.kv_group_size = parse_choice("--kv-group-size", text, {32, 64, 128});
                         flags.group_size_given = true;
                       });
+}
+
+void add_kv_cache_flags(CLI::App& app, KVCacheFlags& flags) {
+  KVCacheOptions& options = flags.options;
+  add_flag_with_value(
+      app, {"--max-kv-size", "Tokens kept per layer: the first 4 and the most recent others, 5 or more [all]"},
+      [&options](const std::string& text) { options.max_kv_size = parse_int("--max-kv-size", text, 5); });
+  add_kv_bits_flags(app, flags);
   add_int_flag(app, {"--quantized-kv-start", "With --kv-bits: quantises once so many tokens are cached"},
                options.quantized_kv_start, 0);
 }

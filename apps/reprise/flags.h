@@ -57,7 +57,9 @@ struct KVCacheFlags {
   KVCacheOptions options = {};
   bool group_size_given = false;
 };
-// --max-kv-size, --kv-bits, --kv-group-size, --quantized-kv-start.
+// --kv-bits, --kv-group-size.
+void add_kv_bits_flags(CLI::App& app, KVCacheFlags& flags);
+// These, --max-kv-size, --quantized-kv-start.
 void add_kv_cache_flags(CLI::App& app, KVCacheFlags& flags);
 
 // --verify-reuse[=RATE].

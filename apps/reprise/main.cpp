@@ -38,6 +38,15 @@ std::string usage_text(const CLI::ParseError& error) {
   return hole == std::string::npos ? text : text.substr(0, hole) + " needs a value";
 }
 
+// "bench engine", as far as the command line was understood.
+std::string command_of(const CLI::App& app) {
+  for (const auto* found : app.get_subcommands()) {
+    const auto deeper = command_of(*found);
+    return found->get_name() + (deeper.empty() ? "" : " " + deeper);
+  }
+  return "";
+}
+
 int parse_and_run(CLI::App& app, Action& chosen, int argc, char** argv, std::string& command) {
   try {
     app.parse(arguments_of(argc, argv));
@@ -50,10 +59,10 @@ int parse_and_run(CLI::App& app, Action& chosen, int argc, char** argv, std::str
     write_answer(version_text() + "\n");
     return kDone;
   } catch (...) {
-    for (const auto* found : app.get_subcommands()) command = found->get_name();
+    command = command_of(app);
     throw;
   }
-  for (const auto* found : app.get_subcommands()) command = found->get_name();
+  command = command_of(app);
   if (!chosen) throw UsageError("a command is needed: chat, generate, cache-prompt, inspect, bench, pull or quantize");
   return chosen();
 }

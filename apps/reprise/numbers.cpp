@@ -65,6 +65,23 @@ std::uint64_t parse_seed(const std::string& flag, std::string_view text) {
   return number;
 }
 
+std::size_t parse_bytes(const std::string& flag, std::string_view text) {
+  std::string_view digits = text;
+  double unit = 1;
+  if (digits.size() > 1 && (digits.back() == 'B' || digits.back() == 'b')) digits.remove_suffix(1);
+  const char last = digits.empty() ? '\0' : static_cast<char>(std::toupper(static_cast<unsigned char>(digits.back())));
+  if (last == 'K' || last == 'M' || last == 'G') {
+    unit = last == 'K' ? 1e3 : last == 'M' ? 1e6 : 1e9;
+    digits.remove_suffix(1);
+  }
+  double number = 0;
+  const double most = 9e15;  // whole numbers are exact up to here
+  if (!read_number(digits, number) || !(number >= 0) || !(number * unit <= most)) {
+    fail(flag, "a number of bytes, as in 500M or 2G", text);
+  }
+  return static_cast<std::size_t>(number * unit);
+}
+
 float parse_float(const std::string& flag, std::string_view text, float least, float most) {
   double wide = 0;
   const bool is_number = read_number(text, wide);

@@ -2,6 +2,7 @@
 // Threads: free functions.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -18,6 +19,8 @@ namespace reprise::app {
 int parse_int(const std::string& flag, std::string_view text, int least);
 int parse_choice(const std::string& flag, std::string_view text, const std::vector<int>& choices);
 std::uint64_t parse_seed(const std::string& flag, std::string_view text);
+// A number of bytes, or of KB, MB or GB (thousands, as in mlx-lm; the B may be left out): "1.5G".
+std::size_t parse_bytes(const std::string& flag, std::string_view text);
 float parse_float(const std::string& flag, std::string_view text, float least = -std::numeric_limits<float>::infinity(),
                   float most = std::numeric_limits<float>::infinity());
 
