@@ -9,15 +9,7 @@ program=${1:?usage: peers.sh PROGRAM MODEL [ARGS…]}
 model=${2:?usage: peers.sh PROGRAM MODEL [ARGS…]}
 shift 2
 
-peers=${REPRISE_PEERS:-$root/.cache/peers}
-arguments=()
-while [ $# -gt 0 ]; do
-  case $1 in
-    --peers) peers=${2:?--peers needs a folder} && shift 2 ;;
-    --peers=*) peers=${1#--peers=} && shift ;;
-    *) arguments+=("$1") && shift ;;
-  esac
-done
+. "$here/peers_setup.sh"
 
 programs=$(dirname "$program")
 if [ ! -x "$programs/stream" ]; then programs=$root/build/bench/bin && program=$programs/reprise; fi
@@ -27,14 +19,5 @@ for needed in reprise stream gemm save_load; do
   exit 1
 done
 
-shared=${REPRISE_TEST_DATA:-$root/../shared}/peers
-if [ ! -x "$peers/bin/llama-bench" ] || [ ! -x "$peers/bin/python" ] || [ ! -e "$peers/smollm2-mlx/config.json" ]; then
-  if [ ! -e "$shared/setup.sh" ]; then
-    echo "peers.sh: the peers are not in $peers, and $shared/setup.sh, which makes them, is not there" >&2
-    exit 1
-  fi
-  echo "setting up llama.cpp and mlx-lm in $peers (10 to 15 minutes, once)" >&2
-  bash "$shared/setup.sh" "$peers" >&2
-fi
 exec "$peers/bin/python" "$here/peers.py" --program "$program" --programs "$programs" --model "$model" --peers "$peers" \
   --mlx-lm-bench "$shared/mlx_lm_bench.py" ${arguments[@]+"${arguments[@]}"}

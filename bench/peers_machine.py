@@ -13,7 +13,7 @@ SECONDS = 240  # that a program may take
 
 
 def fail(text):
-    print(f"peers.py: {text}", file=sys.stderr)
+    print(f"{os.path.basename(sys.argv[0])}: {text}", file=sys.stderr)
     sys.exit(1)
 
 
@@ -115,9 +115,10 @@ def wait_until_idle(args):
             told = True
 
 
-def child_seconds():
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def own_seconds():
+    """Of processors, used by us and by our children that have ended."""
+    return sum(used.ru_utime + used.ru_stime
+               for used in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
 
 
 def undisturbed(args, run):
@@ -127,10 +128,10 @@ def undisturbed(args, run):
     for _ in range(ATTEMPTS):
         wait_until_idle(args)
         total, idle = processor_ticks()
-        own = child_seconds()
+        own = own_seconds()
         result = run()
         total_now, idle_now = processor_ticks()
-        own_ticks = (child_seconds() - own) * os.sysconf("SC_CLK_TCK")
+        own_ticks = (own_seconds() - own) * os.sysconf("SC_CLK_TCK")
         others = (total_now - total - (idle_now - idle) - own_ticks) / max(total_now - total, 1)
         if others <= args.idle:
             return result
