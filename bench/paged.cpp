@@ -1,6 +1,7 @@
 #include "bench/paged.h"
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <new>
 #include <optional>
@@ -92,7 +93,7 @@ std::vector<mx::array> buffers(const kernels::PageLayout& layout, const Rows& ro
   return out;
 }
 
-// `lengths`: of the sequences of one batch, which only pages have if they are several.
+// `lengths`: of the sequences of one batch; several are held against the same one by one.
 void measure_batch(Runner& runner, const Shapes& shapes, const std::string& kind, const std::vector<int>& lengths,
                    int num_rows, const std::string& text) {
   const auto layout = layout_of(shapes, kind);
@@ -104,8 +105,9 @@ void measure_batch(Runner& runner, const Shapes& shapes, const std::string& kind
   const double bytes = columns * static_cast<double>(layout.nbytes()) / kernels::kPageRows;
   const double operations = 4.0 * shapes.heads * seen * shapes.head_dim;
   const std::string what = text + ", " + kind;
+  const bool is_batch = lengths.size() > 1;
   std::vector<Case> cases;
-  if (lengths.size() == 1) cases.push_back({name_of("buffer", shapes, what), bytes, operations, {}});
+  cases.push_back({name_of(is_batch ? "one by one" : "buffer", shapes, what), bytes, operations, {}});
   cases.push_back({name_of("pages", shapes, what), bytes, operations, {}});
   std::erase_if(cases, [&](const Case& one) { return !runner.wants(one.name); });
   if (cases.empty()) return;
@@ -114,26 +116,40 @@ void measure_batch(Runner& runner, const Shapes& shapes, const std::string& kind
   const mx::Shape shape{1, layout.kv_heads, longest, layout.key_size};
   const Rows rows{random_numbers(shape, layout.dtype), random_numbers(shape, layout.dtype)};
   const auto step = random_step(shapes, static_cast<int>(lengths.size()), num_rows);
+  const auto alone = random_step(shapes, 1, num_rows);
+  const auto pages = [&](const Step& inputs, std::vector<kernels::PagedSequence> sequences) {
+    return [=, &shapes, sequences = std::move(sequences)] {
+      return kernels::paged_store_and_attend(inputs.queries, inputs.keys, inputs.values, shapes.heads, &inputs.rope,
+                                             layout, sequences, {.scale = 0.125f}, {})
+          .output;
+    };
+  };
   const std::size_t number = num_rows > 1 ? 1 : copies(bytes);
   for (Case& one : cases) {
     for (std::size_t i = 0; i < number; ++i) {
-      if (one.name.find("pages") != std::string::npos) {
-        std::vector<kernels::PagedSequence> sequences;
-        for (const int length : lengths) sequences.push_back(paged_sequence(layout, rows, length, num_rows));
-        one.run.emplace_back([=] {
-          auto result = kernels::paged_store_and_attend(step.queries, step.keys, step.values, shapes.heads, &step.rope,
-                                                        layout, sequences, {.scale = 0.125f}, {});
+      if (!is_batch && one.name.find("buffer") != std::string::npos) {
+        auto tensors = std::make_shared<std::vector<mx::array>>(buffers(layout, rows, lengths[0], num_rows));
+        one.run.emplace_back([=, &shapes, at = lengths[0]] {
+          kernels::StoreTarget target{std::exchange(*tensors, {}), layout.quantization, at, at + num_rows, 0, {}};
+          auto result = kernels::store_and_attend(step.queries, step.keys, step.values, shapes.heads, &step.rope, at,
+                                                  std::move(target), {.scale = 0.125f, .mask = Causal{}});
+          *tensors = std::move(result.tensors);
           return std::vector{result.output};
         });
         continue;
       }
-      auto tensors = std::make_shared<std::vector<mx::array>>(buffers(layout, rows, lengths[0], num_rows));
-      one.run.emplace_back([=, at = lengths[0]] {
-        kernels::StoreTarget target{std::exchange(*tensors, {}), layout.quantization, at, at + num_rows, 0, {}};
-        auto result = kernels::store_and_attend(step.queries, step.keys, step.values, shapes.heads, &step.rope, at,
-                                                std::move(target), {.scale = 0.125f, .mask = Causal{}});
-        *tensors = std::move(result.tensors);
-        return std::vector{result.output};
+      std::vector<kernels::PagedSequence> sequences;
+      for (const int length : lengths) sequences.push_back(paged_sequence(layout, rows, length, num_rows));
+      if (one.name.find("pages") != std::string::npos) {
+        one.run.emplace_back([run = pages(step, std::move(sequences))] { return std::vector{run()}; });
+        continue;
+      }
+      std::vector<std::function<mx::array()>> each;
+      for (auto& sequence : sequences) each.emplace_back(pages(alone, {std::move(sequence)}));
+      one.run.emplace_back([each = std::move(each)] {
+        std::vector<mx::array> outputs;
+        for (const auto& run : each) outputs.push_back(run());
+        return outputs;
       });
     }
   }
