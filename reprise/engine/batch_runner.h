@@ -62,7 +62,8 @@ class BatchRunner {
   virtual bool needs_checkpoints() const = 0;
   // An upper bound of what a live sequence of so many tokens holds, nothing shared.
   virtual std::size_t bytes_of(int tokens) const = 0;
-  // Live and cached keys, values and recurrent state, exactly.
+  // Keys and values, live and cached, exactly; recurrent state that is stored, and what live sequences may come to
+  // hold of it.
   virtual std::size_t nbytes() const = 0;
   // Forgets what is cached and not in use until `bytes` more fit the budget. Returns: whether they do.
   virtual bool make_room(std::size_t bytes) = 0;

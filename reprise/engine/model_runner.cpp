@@ -70,7 +70,7 @@ struct ModelRunner::Impl {
     throw Error(ErrorCode::invalid_argument, "[ModelRunner] there is no sequence " + std::to_string(id));
   }
 
-  // Recurrent state that is not stored, every array once; tells the prefix cache.
+  // Recurrent state that is not stored, at least what each sequence may come to hold; tells the prefix cache.
   void count_live_state() noexcept;
   void store(RunningSequence& row, bool checkpoint, bool finished);
   // Those of `rows` that are due. Where there is no memory for it, they go on all the same.
@@ -124,7 +124,8 @@ void ModelRunner::Impl::count_live_state() noexcept try {
   if (ahead) {
     for (const ArraysCache& layer : ahead->undo.states()) add(layer);
   }
-  prefix->set_live_state_nbytes(bytes);
+  // What bytes_of promises is charged from the first token on, so that nothing else takes its place meanwhile.
+  prefix->set_live_state_nbytes(std::max(bytes, sequences.size() * 2 * sizes.state_nbytes));
 } catch (const std::exception&) {
   // It is counted again at the next call.
 }
