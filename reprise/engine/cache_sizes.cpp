@@ -12,11 +12,10 @@ namespace reprise::internal {
 
 namespace mx = mlx::core;
 
-// A page more for each layer: who goes on in a page that another has appended to copies it first. State twice: of a
-// step that runs, and of before it.
+// A page more for each layer: who goes on in a page that another has appended to copies it first.
 std::size_t CacheSizes::bytes_of(int tokens) const {
   const auto count = static_cast<std::size_t>((std::max(tokens, 0) + kernels::kPageRows - 1) / kernels::kPageRows + 1);
-  std::size_t bytes = 2 * state_nbytes;
+  std::size_t bytes = live_state_nbytes();
   for (const kernels::PageLayout& layout : pages) bytes += count * layout.nbytes();
   return bytes;
 }

@@ -17,6 +17,8 @@ struct CacheSizes {
   std::size_t state_nbytes = 0;            // recurrent state of one sequence
   std::string dtypes;                      // of logits and rows, in words
 
+  // A sequence's, whether or not a step runs just now: while one does, there is the state before it and that after it.
+  std::size_t live_state_nbytes() const { return 2 * state_nbytes; }
   // An upper bound for a sequence that shares nothing.
   std::size_t bytes_of(int tokens) const;
 };

@@ -28,7 +28,6 @@ class DecodeBatch {
 
   PromptCache& cache() { return cache_; }
   std::vector<ArraysCache*>& recurrent() { return recurrent_; }
-  const std::vector<ArraysCache*>& recurrent() const { return recurrent_; }
 
  private:
   std::vector<RunningSequence*> rows_;

@@ -20,7 +20,6 @@ class StepUndo {
 
   // The rows are as they were. The batch must hold the same rows as before.
   void restore() const;
-  const RecurrentStates& states() const { return states_; }
 
  private:
   std::vector<ArraysCache*> layers() const;

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <set>
 #include <unordered_map>
 #include <utility>
 
@@ -70,7 +69,7 @@ struct ModelRunner::Impl {
     throw Error(ErrorCode::invalid_argument, "[ModelRunner] there is no sequence " + std::to_string(id));
   }
 
-  // Recurrent state that is not stored, at least what each sequence may come to hold; tells the prefix cache.
+  // Tells the prefix cache what recurrent state sequences hold.
   void count_live_state() noexcept;
   void store(RunningSequence& row, bool checkpoint, bool finished);
   // Those of `rows` that are due. Where there is no memory for it, they go on all the same.
@@ -87,6 +86,8 @@ struct ModelRunner::Impl {
   // The rows' next step while this one runs. Returns: false, and nothing has changed, when it has to be done another
   // way.
   bool overlap(const Rows& asked);
+  // Begins a step for `overlap` to build on, unless one runs, or a result is there or wanted at once: dispatching the
+  // step after it takes MLX until much of it has run, for which a first token does not wait.
   void start_ahead(const Rows& rows);
   // Nothing refers to the row any more. Others of its batch fail where there is no memory to take it apart.
   void let_go_of(RunningSequence& row) noexcept;
@@ -107,27 +108,11 @@ struct ModelRunner::Impl {
   std::uint64_t reuse_checks = 0, reuse_mismatches = 0;
 };
 
-void ModelRunner::Impl::count_live_state() noexcept try {
+void ModelRunner::Impl::count_live_state() noexcept {
   if (!needs_checkpoints) return;
-  std::set<std::uintptr_t> seen;
-  std::size_t bytes = 0;
-  const auto add = [&](const ArraysCache& layer) {
-    for (int slot = 0; slot < layer.num_slots(); ++slot) {
-      const auto value = layer.get(slot);
-      if (value && seen.insert(value->id()).second) bytes += value->nbytes();
-    }
-  };
-  for (const auto& [id, row] : sequences) {
-    for (const ArraysCache* layer : row->recurrent) add(*layer);
-  }
-  for (const ArraysCache* layer : decoder->batch().recurrent()) add(*layer);
-  if (ahead) {
-    for (const ArraysCache& layer : ahead->undo.states()) add(layer);
-  }
-  // What bytes_of promises is charged from the first token on, so that nothing else takes its place meanwhile.
-  prefix->set_live_state_nbytes(std::max(bytes, sequences.size() * 2 * sizes.state_nbytes));
-} catch (const std::exception&) {
-  // It is counted again at the next call.
+  const auto live =
+      std::count_if(sequences.begin(), sequences.end(), [](const auto& entry) { return entry.second->length() > 0; });
+  prefix->set_live_state_nbytes(static_cast<std::size_t>(live) * sizes.live_state_nbytes());
 }
 
 void ModelRunner::Impl::store(RunningSequence& row, bool checkpoint, bool finished) {
@@ -238,7 +223,8 @@ bool ModelRunner::Impl::overlap(const Rows& asked) {
 }
 
 void ModelRunner::Impl::start_ahead(const Rows& rows) {
-  if (rows.empty()) return;
+  const auto waits = [](const RunningSequence* row) { return row->ready || row->length() < row->prompt_length(); };
+  if (ahead || rows.empty() || std::any_of(rows.begin(), rows.end(), waits)) return;
   try {
     DecodeStep step = decoder->build(rows, nullptr);
     try {
@@ -249,7 +235,7 @@ void ModelRunner::Impl::start_ahead(const Rows& rows) {
     }
     ahead = std::move(step);
   } catch (const std::exception&) {
-    // The next call tries it again, and tells.
+    // It is tried again one step at a time, and told.
   }
 }
 
@@ -325,6 +311,7 @@ std::vector<DecodedToken> ModelRunner::decode(std::span<const SequenceId> ids, b
     }
     rows.push_back(&row);
   }
+  if (look_ahead) impl_->start_ahead(rows);
   if (!look_ahead || !impl_->overlap(rows)) {
     impl_->settle();
     Rows fresh;
@@ -334,15 +321,8 @@ std::vector<DecodedToken> ModelRunner::decode(std::span<const SequenceId> ids, b
     if (!fresh.empty()) impl_->run(fresh);
   }
   std::vector<DecodedToken> results;
-  Rows going_on;
-  for (RunningSequence* row : rows) {
-    results.push_back(*std::exchange(row->ready, std::nullopt));
-    if (!results.back().error) going_on.push_back(row);
-  }
-  if (!impl_->ahead) {
-    impl_->store_due(going_on);
-    if (look_ahead) impl_->start_ahead(going_on);
-  }
+  for (RunningSequence* row : rows) results.push_back(*std::exchange(row->ready, std::nullopt));
+  if (!impl_->ahead) impl_->store_due(rows);
   impl_->count_live_state();
   return results;
 }

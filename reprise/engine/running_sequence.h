@@ -40,6 +40,7 @@ struct RunningSequence {
     recurrent = recurrent_leaves(cache);
   }
   int length() const { return static_cast<int>(record.size()); }
+  int prompt_length() const { return static_cast<int>(tokens.size()); }
 
   SequenceId id;
   std::span<const TokenId> tokens;

@@ -206,6 +206,10 @@ TEST_P(KitRunner, CountsWhatIsHeldToTheByte) {
   const PrefixTreeStats tree = runner.prefix().stats().tree;
   EXPECT_EQ(runner.nbytes(), tree.nbytes);
   EXPECT_EQ(tree.pinned_nbytes, 0u);
+  // A checkpoint is one state, a live sequence has room for two; its pages are two for each layer.
+  const std::size_t one_state = tree.checkpoints > 0 ? tree.checkpoint_nbytes / tree.checkpoints : 0;
+  EXPECT_EQ(tree.checkpoint_nbytes, tree.checkpoints * one_state);
+  EXPECT_EQ(2 * runner.bytes_of(64) - runner.bytes_of(192), 2 * one_state);
   if (!runner.needs_checkpoints()) {
     EXPECT_LE(runner.nbytes(), runner.bytes_of(140));
   }
