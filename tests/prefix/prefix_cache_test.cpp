@@ -208,6 +208,25 @@ TEST_P(Cache, WritesTheLastShortBlockOnlyAtTheEnd) {
   EXPECT_EQ(cache.stats().disk->writes, recurrent() ? 8u : 4u) << "what is there is not written again";
 }
 
+TEST_P(Cache, MakesRoomOfWhatWaitsToBeWritten) {
+  const Folder folder;
+  const Tokens tokens = counted_tokens(256);
+  std::size_t all = 0;
+  {
+    PrefixCache first = make();
+    store(first, tokens);
+    all = first.nbytes();
+  }
+  PrefixCache cache = make(2 * all, &folder);
+  for (int round = 0; round < 5; ++round) {
+    const Tokens others = counted_tokens(256, 1000 * round);
+    store(cache, others);
+    EXPECT_TRUE(cache.make_room(2 * all)) << "round " << round;
+    EXPECT_EQ(cache.nbytes(), 0u) << "round " << round;
+    EXPECT_GT(cache.fetch("", others).length, 0) << "from disk, round " << round;
+  }
+}
+
 TEST_P(Cache, ForgetsOneSaltOrAll) {
   const Folder folder;
   PrefixCache cache = make(std::size_t{64} << 20, &folder);

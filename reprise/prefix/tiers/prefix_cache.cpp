@@ -191,25 +191,30 @@ std::size_t PrefixCache::nbytes() const {
 }
 
 bool PrefixCache::make_room(std::size_t bytes) {
-  const auto fits = [&] { return bytes <= options_.max_bytes && nbytes() <= options_.max_bytes - bytes; };
-  if (fits()) return true;
-  const PrefixTreeStats& tree = tree_.stats();
+  if (bytes > options_.max_bytes) return false;
+  const std::size_t most = options_.max_bytes - bytes;
+  if (nbytes() <= most) return true;
+  // What waits to be written holds its pages, also those that are evicted.
+  const auto flush_evicted = [&] {
+    if (!disk_ || !evicted_since_flush_) return false;
+    disk_->flush();
+    evicted_since_flush_ = false;
+    return true;
+  };
   // At most that much can go; where it is not enough, all of it stays.
-  const auto removable = [&] { return tree.nbytes - std::min(tree.nbytes, tree.pinned_nbytes); };
-  if (bytes > options_.max_bytes || nbytes() - std::min(nbytes(), removable()) > options_.max_bytes - bytes) {
-    return false;
-  }
-  bool flushed = disk_ == nullptr;
-  while (!fits()) {
+  const auto is_possible = [&] {
+    const PrefixTreeStats& tree = tree_.stats();
+    const std::size_t removable = tree.nbytes - std::min(tree.nbytes, tree.pinned_nbytes);
+    return nbytes() - std::min(nbytes(), removable) <= most;
+  };
+  if (!is_possible() && (!flush_evicted() || !is_possible())) return false;
+  while (nbytes() > most) {
     const std::size_t before = nbytes();
     const auto evicted = tree_.evict_one();
+    evicted_since_flush_ = evicted_since_flush_ || evicted.has_value();
     const bool is_held = evicted && *evicted > 0 && nbytes() == before;
-    if ((!evicted || is_held) && !flushed) {
-      disk_->flush();  // what waits to be written holds its pages
-      flushed = true;
-    } else if (!evicted) {
-      return false;
-    }
+    if (is_held) flush_evicted();
+    if (!evicted && !flush_evicted()) return nbytes() <= most;
   }
   return true;
 }

@@ -99,6 +99,7 @@ class PrefixCache {
   PrefixTree tree_;
   std::unique_ptr<DiskTier> disk_;
   std::size_t live_state_nbytes_ = 0;
+  bool evicted_since_flush_ = false;  // what is evicted may still wait to be written
   PrefixCacheStats stats_;
 };
 
