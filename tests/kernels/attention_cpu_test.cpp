@@ -369,12 +369,12 @@ TEST(AttentionCpu, PagesGiveTheBitsOfABufferWhateverElseIsInTheBatch) {
     for (const Element element : {Element::f32, Element::f16, Element::bf16}) {
       for (const int L : {1, 5, 70}) {
         for (const int window : {0, 90}) {
+          if (L != 1 && (window != 0 || element != Element::f16)) continue;
           SCOPED_TRACE(testing::PrintToString(std::vector<int>{bits, static_cast<int>(element), L, window}));
           const Storage storage{bits, bits == 0 ? 0 : 32, element};
           const int dense = bits == 0 ? 20 : 32;
           std::vector<std::unique_ptr<Problem>> problems;
-          for (const int S : {L, 64, 65, 330, 1000}) {
-            if (S < L) continue;
+          for (const int S : {L, L + 64, L + 330}) {
             for (const int D : {64, dense}) {
               auto& p = *problems.emplace_back(
                   std::make_unique<Problem>(Sizes{.L = L, .S = S, .D = D, .Dv = D}, storage, storage));
