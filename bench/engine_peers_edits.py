@@ -21,7 +21,7 @@ ALLOWANCE = 512  # tokens before an edit that may be computed again
 KIT = ("llama", "llama_sliding", "gemma3_text", "gpt_oss", "mamba", "mamba2", "falcon_h1", "jamba", "qwen3_next",
        "recurrent_gemma", "lfm2")
 # As much of GGUF models' configurations as decides on their caches.
-SMOLLM2 = {"model_type": "llama"}
+SMOLLM2 = {"model_type": "llama", "vocab_size": 49152}
 GEMMA3 = {"model_type": "gemma3_text", "num_hidden_layers": 18, "sliding_window": 512, "sliding_window_pattern": 6,
           "vocab_size": 262144}
 
@@ -137,12 +137,6 @@ def row(args, name, model, config, gguf=None):
 
 
 def edits(args):
-    smollm2 = f"{args.peers}/smollm2.gguf"
-    rows = [row(args, "SmolLM2 135M", args.model, {**SMOLLM2, "vocab_size": 49152}, smollm2)]
-    if args.gemma3:
-        rows.append(row(args, "Gemma 3 270M", args.gemma3, GEMMA3, args.gemma3))
-    else:
-        say("edits: Gemma 3 270M is not there: ./run fetch gemma3 gets it")
     for name in KIT:
         source = f"{args.models}/{name}"
         if not os.path.exists(f"{source}/config.json"):
@@ -150,5 +144,9 @@ def edits(args):
             continue
         with tempfile.TemporaryDirectory() as folder:
             config = kit_model(source, folder)
-            rows.append(row(args, name, folder, config))
-    return rows
+            yield row(args, name, folder, config)
+    yield row(args, "SmolLM2 135M", args.model, SMOLLM2, f"{args.peers}/smollm2.gguf")
+    if args.gemma3:
+        yield row(args, "Gemma 3 270M", args.gemma3, GEMMA3, args.gemma3)
+    else:
+        say("edits: Gemma 3 270M is not there: ./run fetch gemma3 gets it")
