@@ -85,7 +85,6 @@ class PagedKVCache final : public AttentionCache {
   State legacy_state() const override;
   Meta legacy_meta() const override;
   void collect_arrays(std::vector<mlx::core::array>& out) const override;
-  void collect_pending(std::vector<mlx::core::array>& out) const { collect_arrays(out); }
   void check() const override;
 
   // Shares all pages; who appends first goes on in place, the other copies one page.

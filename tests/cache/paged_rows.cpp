@@ -10,6 +10,7 @@
 #include "mlx/ops.h"
 #include "mlx/random.h"
 #include "mlx/transforms.h"
+#include "tests/cache/cache_rows.h"
 #include "tests/cache/token_columns.h"
 
 namespace reprise::cache_test {
@@ -40,6 +41,21 @@ std::vector<std::vector<float>> means_of_step(AttentionCache& cache, const std::
     for (int t = 0; t < width; ++t) means.back().push_back(-last.data<float>()[b * width + t]);
   }
   return means;
+}
+
+void feed_pages(PagedKVCache& cache, const std::vector<int>& tokens) {
+  constexpr std::size_t kWidth = 50;
+  for (std::size_t at = 0; at < tokens.size(); at += kWidth) {
+    const auto end = std::min(tokens.size(), at + kWidth);
+    means_of_step(
+        cache, {{tokens.begin() + static_cast<std::ptrdiff_t>(at), tokens.begin() + static_cast<std::ptrdiff_t>(end)}});
+  }
+}
+
+PagedKVCache filled_pages(const std::shared_ptr<PagePool>& pool, int length, kernels::PagedVisibility visibility) {
+  PagedKVCache cache(pool, visibility);
+  feed_pages(cache, range(0, length));
+  return cache;
 }
 
 float mean_seen(const std::vector<int>& tokens, int position, const kernels::PagedVisibility& visibility) {

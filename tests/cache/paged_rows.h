@@ -18,6 +18,10 @@ inline constexpr int kPagedHeads = 2, kPagedSize = 32;
 // of the tokens it sees. Returns: those means, evaluated, batch row by batch row.
 std::vector<std::vector<float>> means_of_step(AttentionCache& cache, const std::vector<std::vector<int>>& tokens);
 
+// These tokens in steps of 50; a cache of the tokens 0 … length - 1.
+void feed_pages(PagedKVCache& cache, const std::vector<int>& tokens);
+PagedKVCache filled_pages(const std::shared_ptr<PagePool>& pool, int length, kernels::PagedVisibility visibility = {});
+
 // The mean of the tokens that the one at `position` sees.
 float mean_seen(const std::vector<int>& tokens, int position, const kernels::PagedVisibility& visibility);
 
