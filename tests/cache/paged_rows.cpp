@@ -25,22 +25,30 @@ mx::array joined(const mx::array& x) {
 
 }  // namespace
 
-std::vector<std::vector<float>> means_of_step(AttentionCache& cache, const std::vector<std::vector<int>>& tokens) {
+mx::array step_of_tokens(AttentionCache& cache, const std::vector<std::vector<int>>& tokens) {
   const auto rows = static_cast<int>(tokens.size());
   const auto width = static_cast<int>(tokens.front().size());
   const Projections projections{mx::zeros({rows, width, kPagedHeads * kPagedSize}),
                                 joined(token_columns(tokens, width, kPagedSize, 1)),
                                 joined(token_columns(tokens, width, 2 * kPagedSize, -1)), kPagedHeads, 1};
-  const mx::array out = cache.attend_projections(projections, {.mask = cache.make_mask(width)});
-  EXPECT_EQ(out.shape(), (mx::Shape{rows, width, kPagedHeads * 2 * kPagedSize}));
-  mx::array last = mx::contiguous(mx::slice(out, {0, 0, out.shape(2) - 1}, out.shape()));
+  mx::array output = cache.attend_projections(projections, {.mask = cache.make_mask(width)});
+  EXPECT_EQ(output.shape(), (mx::Shape{rows, width, kPagedHeads * 2 * kPagedSize}));
+  return output;
+}
+
+std::vector<std::vector<float>> means_of(const mx::array& output) {
+  mx::array last = mx::contiguous(mx::slice(output, {0, 0, output.shape(2) - 1}, output.shape()));
   last.eval();
   std::vector<std::vector<float>> means;
-  for (int b = 0; b < rows; ++b) {
+  for (int b = 0; b < last.shape(0); ++b) {
     means.emplace_back();
-    for (int t = 0; t < width; ++t) means.back().push_back(-last.data<float>()[b * width + t]);
+    for (int t = 0; t < last.shape(1); ++t) means.back().push_back(-last.data<float>()[b * last.shape(1) + t]);
   }
   return means;
+}
+
+std::vector<std::vector<float>> means_of_step(AttentionCache& cache, const std::vector<std::vector<int>>& tokens) {
+  return means_of(step_of_tokens(cache, tokens));
 }
 
 void feed_pages(PagedKVCache& cache, const std::vector<int>& tokens) {

@@ -15,7 +15,10 @@ namespace reprise::cache_test {
 inline constexpr int kPagedHeads = 2, kPagedSize = 32;
 
 // One step of rows of equally many tokens: keys and values carry them, queries are 0, so that each query gives the mean
-// of the tokens it sees. Returns: those means, evaluated, batch row by batch row.
+// of the tokens it sees. Returns: attention's output, not evaluated.
+mlx::core::array step_of_tokens(AttentionCache& cache, const std::vector<std::vector<int>>& tokens);
+// Those means, batch row by batch row.
+std::vector<std::vector<float>> means_of(const mlx::core::array& output);
 std::vector<std::vector<float>> means_of_step(AttentionCache& cache, const std::vector<std::vector<int>>& tokens);
 
 // These tokens in steps of 50; a cache of the tokens 0 … length - 1.
