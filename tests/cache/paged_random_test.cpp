@@ -183,6 +183,7 @@ class History {
   void store(const Subject& subject) {
     const int length = static_cast<int>(subject.tokens.size());
     if (subject.cache->length() == 0) return;
+    recall();  // spans are of rows that are there
     const int first_page = subject.cache->first_row() / kPageRows;
     int begin = pick(first_page, (length - 1) / kPageRows) * kPageRows;
     Stored stored{{}, subject.tokens};
