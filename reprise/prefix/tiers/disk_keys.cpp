@@ -7,31 +7,6 @@
 #include "reprise/base/sha256.h"
 
 namespace reprise::internal {
-namespace {
-
-std::string chain(const std::string& space, std::span<const TokenId> whole_blocks, std::size_t block_size) {
-  std::string hash = space;
-  for (std::size_t at = 0; at < whole_blocks.size(); at += block_size) {
-    hash = chained_hash(EntryKind::block, hash, token_bytes(whole_blocks.subspan(at, block_size)));
-  }
-  return hash;
-}
-
-EntryKey key_of(EntryKind kind, const std::string& space, std::span<const TokenId> tokens, std::size_t begin,
-                std::size_t block_size) {
-  EntryKey key;
-  key.kind = kind;
-  key.space = space_hash(space);
-  key.parent = chain(key.space, tokens.first(begin), block_size);
-  key.tokens = token_bytes(tokens.subspan(begin));
-  key.hash = chained_hash(kind, key.parent, key.tokens);
-  key.begin = static_cast<int>(begin);
-  key.end = static_cast<int>(tokens.size());
-  return key;
-}
-
-}  // namespace
-
 std::string token_bytes(std::span<const TokenId> tokens) {
   std::string bytes;
   bytes.reserve(tokens.size() * kTokenBytes);
@@ -60,22 +35,43 @@ std::string chained_hash(EntryKind kind, std::string_view parent, std::string_vi
   return hash.hex_digest();
 }
 
-EntryKey block_key(const std::string& space, std::span<const TokenId> tokens, int begin, int block_size) {
-  const auto size = static_cast<int>(tokens.size());
-  if (begin < 0 || begin % block_size != 0 || begin >= size || size - begin > block_size) {
-    throw Error(ErrorCode::invalid_argument, "[DiskTier::write_block] a block is [begin, tokens), at most " +
-                                                 std::to_string(block_size) + " from a multiple of it on, but got [" +
-                                                 std::to_string(begin) + ", " + std::to_string(size) + ")");
+KeyChain::KeyChain(const std::string& space, std::span<const TokenId> tokens, int block_size)
+    : tokens_(tokens), block_size_(static_cast<std::size_t>(block_size)), hashes_{space_hash(space)} {}
+
+EntryKey KeyChain::key_of(EntryKind kind, std::size_t begin, std::size_t end) {
+  while (hashes_.size() <= begin / block_size_) {
+    const auto block = tokens_.subspan((hashes_.size() - 1) * block_size_, block_size_);
+    hashes_.push_back(chained_hash(EntryKind::block, hashes_.back(), token_bytes(block)));
   }
-  return key_of(EntryKind::block, space, tokens, static_cast<std::size_t>(begin), static_cast<std::size_t>(block_size));
+  EntryKey key;
+  key.kind = kind;
+  key.space = hashes_.front();
+  key.parent = hashes_[begin / block_size_];
+  key.tokens = token_bytes(tokens_.subspan(begin, end - begin));
+  key.hash = chained_hash(kind, key.parent, key.tokens);
+  key.begin = static_cast<int>(begin);
+  key.end = static_cast<int>(end);
+  return key;
 }
 
-EntryKey checkpoint_key(const std::string& space, std::span<const TokenId> tokens, int block_size) {
-  if (tokens.empty()) {
+EntryKey KeyChain::block(int begin, int end) {
+  const auto at = static_cast<std::size_t>(begin);
+  const auto size = static_cast<int>(tokens_.size());
+  if (begin < 0 || at % block_size_ != 0 || begin >= end || end > size ||
+      static_cast<std::size_t>(end) - at > block_size_) {
+    throw Error(ErrorCode::invalid_argument, "[DiskTier::write_block] a block is [begin, end), at most " +
+                                                 std::to_string(block_size_) + " from a multiple of it on, but got [" +
+                                                 std::to_string(begin) + ", " + std::to_string(end) + ") of " +
+                                                 std::to_string(size) + " tokens");
+  }
+  return key_of(EntryKind::block, at, static_cast<std::size_t>(end));
+}
+
+EntryKey KeyChain::checkpoint() {
+  if (tokens_.empty()) {
     throw Error(ErrorCode::invalid_argument, "[DiskTier::write_checkpoint] needs a token, but got none");
   }
-  const auto step = static_cast<std::size_t>(block_size);
-  return key_of(EntryKind::checkpoint, space, tokens, tokens.size() / step * step, step);
+  return key_of(EntryKind::checkpoint, tokens_.size() / block_size_ * block_size_, tokens_.size());
 }
 
 bool is_hash(std::string_view text) {

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "reprise/base/tokens.h"
 
@@ -38,10 +39,23 @@ struct EntryKey {
   int end = 0;
 };
 
-// Of the block [begin, tokens.size()). Throws: invalid_argument for a begin that no block has, or too many tokens.
-EntryKey block_key(const std::string& space, std::span<const TokenId> tokens, int begin, int block_size);
-// Of the state after all tokens. Throws: invalid_argument without any.
-EntryKey checkpoint_key(const std::string& space, std::span<const TokenId> tokens, int block_size);
+// The keys of what one prompt consists of: each whole block is hashed once, however many keys are asked for.
+class KeyChain {
+ public:
+  // `tokens` outlive it.
+  KeyChain(const std::string& space, std::span<const TokenId> tokens, int block_size);
+  // Of the block [begin, end). Throws: invalid_argument for a begin that no block has, or too many tokens.
+  EntryKey block(int begin, int end);
+  // Of the state after all tokens. Throws: invalid_argument without any.
+  EntryKey checkpoint();
+
+ private:
+  EntryKey key_of(EntryKind kind, std::size_t begin, std::size_t end);
+
+  std::span<const TokenId> tokens_;
+  std::size_t block_size_;
+  std::vector<std::string> hashes_;  // of the first 0, 1, … whole blocks
+};
 
 bool is_hash(std::string_view text);
 

@@ -324,11 +324,16 @@ std::optional<TensorFile> DiskTier::read(const std::string& file) {
 }
 
 void DiskTier::write_block(const std::string& space, std::span<const TokenId> tokens, int begin, StoredRef content) {
-  impl_->write(internal::block_key(space, tokens, begin, impl_->options.block_size), std::move(content));
+  write_blocks(space, tokens, {{begin, static_cast<int>(tokens.size()), std::move(content)}});
+}
+
+void DiskTier::write_blocks(const std::string& space, std::span<const TokenId> tokens, std::vector<Block> blocks) {
+  internal::KeyChain keys(space, tokens, impl_->options.block_size);
+  for (Block& block : blocks) impl_->write(keys.block(block.begin, block.end), std::move(block.content));
 }
 
 void DiskTier::write_checkpoint(const std::string& space, std::span<const TokenId> tokens, StoredRef content) {
-  impl_->write(internal::checkpoint_key(space, tokens, impl_->options.block_size), std::move(content));
+  impl_->write(internal::KeyChain(space, tokens, impl_->options.block_size).checkpoint(), std::move(content));
 }
 
 void DiskTier::flush() { impl_->thread->flush(); }

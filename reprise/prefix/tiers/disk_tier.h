@@ -78,6 +78,13 @@ class DiskTier {
   // turned into tensors on the writer thread. What is there already is only touched. A block takes the place of shorter
   // ones that it begins with. What cannot be reached, because a whole block before it is not stored, is dropped.
   void write_block(const std::string& space, std::span<const TokenId> tokens, int begin, StoredRef content);
+  struct Block {
+    int begin = 0;
+    int end = 0;
+    StoredRef content;
+  };
+  // The same for several blocks [begin, end) of `tokens`, in time that is linear in the tokens.
+  void write_blocks(const std::string& space, std::span<const TokenId> tokens, std::vector<Block> blocks);
   void write_checkpoint(const std::string& space, std::span<const TokenId> tokens, StoredRef content);
   // Until everything queued is on disk or has failed.
   void flush();

@@ -28,12 +28,6 @@ std::unique_ptr<DiskTier> open_disk(const PrefixCacheOptions& options) {
   return std::make_unique<DiskTier>(disk);
 }
 
-struct MadeBlock {
-  int begin;
-  int end;
-  StoredRef content;
-};
-
 }  // namespace
 
 PrefixCache::PrefixCache(PromptCache form, std::string space, std::shared_ptr<PagePool> pool,
@@ -142,7 +136,7 @@ int PrefixCache::store(const std::string& salt, std::span<const TokenId> tokens,
     return 0;
   }
   const std::string space = space_of(salt);
-  std::vector<MadeBlock> made;
+  std::vector<DiskTier::Block> made;
   const auto make = [&](int begin, int end) -> StoredRef {
     try {
       made.push_back({begin, end, cut_block(cache, begin, end)});
@@ -169,11 +163,10 @@ int PrefixCache::store(const std::string& salt, std::span<const TokenId> tokens,
         if (!make(begin, std::min(begin + options_.block_size, stored))) break;
       }
     }
-    for (MadeBlock& block : made) {
-      if (block.end - block.begin < options_.block_size && !options.finished) continue;
-      disk_->write_block(space, tokens.first(static_cast<std::size_t>(block.end)), block.begin,
-                         std::move(block.content));
+    if (!options.finished) {
+      std::erase_if(made, [&](const auto& block) { return block.end - block.begin < options_.block_size; });
     }
+    disk_->write_blocks(space, tokens, std::move(made));
     if (checkpoint) disk_->write_checkpoint(space, tokens, std::move(checkpoint));
   }
   make_room(0);
