@@ -12,10 +12,15 @@
 
 namespace reprise::internal {
 
+// Of the code that computes rows and recurrent state. To be raised with every change after which the same weights and
+// tokens give other rows, or rows in another order: a model's forward pass up to its caches, rope, norms, kernels that
+// round differently, what a quantized row or a state's array means. Caches on disk of other versions are not read.
+inline constexpr int kRowsVersion = 1;
+
 struct CacheSizes {
   std::vector<kernels::PageLayout> pages;  // of each attention layer
   std::size_t state_nbytes = 0;            // recurrent state of one sequence
-  std::string dtypes;                      // of logits and rows, in words
+  std::string dtypes;                      // of logits, in words
 
   // A sequence's, whether or not a step runs just now: while one does, there is the state before it and that after it.
   std::size_t live_state_nbytes() const { return 2 * state_nbytes; }
