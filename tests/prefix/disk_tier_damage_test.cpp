@@ -1,6 +1,5 @@
 // What may have happened to the folder: each time a counted miss, never an exception, never a wrong answer.
 #include <gtest/gtest.h>
-#include <sqlite3.h>
 
 #include <atomic>
 #include <set>
@@ -9,6 +8,7 @@
 #include "reprise/base/log.h"
 #include "reprise/prefix/tiers/disk_tier.h"
 #include "tests/prefix/disk_tier_support.h"
+#include "tests/prefix/execute_sql.h"
 #include "tests/storage/test_files.h"
 
 namespace reprise {
@@ -34,14 +34,7 @@ fs::path file_of(DiskTier& tier, const fs::path& folder, std::span<const TokenId
   return {};
 }
 
-void execute(const fs::path& folder, const std::string& sql) {
-  sqlite3* database = nullptr;
-  ASSERT_EQ(sqlite3_open((folder / "index.sqlite").c_str(), &database), SQLITE_OK);
-  char* message = nullptr;
-  EXPECT_EQ(sqlite3_exec(database, sql.c_str(), nullptr, nullptr, &message), SQLITE_OK) << message;
-  sqlite3_free(message);
-  sqlite3_close(database);
-}
+void execute(const fs::path& folder, const std::string& sql) { testing::execute_sql(folder / "index.sqlite", sql); }
 
 // It can be used again, whatever it was.
 void expect_works(DiskTier& tier) {

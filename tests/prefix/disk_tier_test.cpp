@@ -9,6 +9,7 @@
 
 #include "reprise/base/error.h"
 #include "tests/prefix/disk_tier_support.h"
+#include "tests/prefix/execute_sql.h"
 #include "tests/storage/test_files.h"
 
 namespace reprise {
@@ -249,6 +250,30 @@ TEST(DiskTier, TheLeastRecentlyUsedGoesFirst) {
   EXPECT_EQ(tier.stats().evictions, 1u);
   for (const TokenId token : {1, 2, 4}) EXPECT_EQ(tier.find("a", Tokens{token}, false).length, 1) << token;
   EXPECT_EQ(tier.find("a", Tokens{3}, false).length, 0);
+}
+
+TEST(DiskTier, AClockThatWasWrongOnceMakesNothingImmortal) {
+  for (const char* when : {"last_used + 1000000000000000", "9223372036854775807", "-9223372036854775808"}) {
+    SCOPED_TRACE(when);
+    TemporaryFolder folder;
+    DiskTierOptions options = disk_options(folder / "cache", &hasty);
+    {
+      DiskTier tier(options);
+      for (const TokenId token : {1, 2, 3}) write_prefix(tier, "a", Tokens{token}, 4);
+      tier.flush();
+      options.max_bytes = tier.stats().nbytes;
+    }
+    testing::execute_sql(folder / "cache/index.sqlite",
+                         std::string("UPDATE entries SET last_used = ") + when + " WHERE tokens = x'00000001'");
+    for (const TokenId token : {4, 5, 6}) {
+      DiskTier tier(options);
+      for (const TokenId used : {2, 3}) EXPECT_EQ(ask(tier, "a", Tokens{used}), Answer::right) << used;
+      write_prefix(tier, "a", Tokens{token}, 4);
+    }
+    DiskTier tier(options);
+    EXPECT_EQ(tier.find("a", Tokens{1}, false).length, 0);
+    for (const TokenId token : {2, 3, 6}) EXPECT_EQ(tier.find("a", Tokens{token}, false).length, 1) << token;
+  }
 }
 
 TEST(DiskTier, ASmallerBudgetHoldsFromTheStart) {

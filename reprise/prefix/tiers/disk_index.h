@@ -66,10 +66,10 @@ class DiskIndex {
   bool make_room(std::uint64_t nbytes, std::uint64_t max_bytes, const EntryKey* key, Names& dropped);
   // A row for a file that is there, if `is_there()` says so under the lock, in place of those of shorter blocks that it
   // begins with. Returns: whether it was there.
-  bool insert(const EntryKey& key, const std::string& file, std::uint64_t nbytes, std::int64_t now,
-              const std::function<bool()>& is_there, Names& dropped);
-  using Uses = std::vector<std::pair<std::string, std::int64_t>>;  // files, and when
-  void touch(const Uses& uses);
+  bool insert(const EntryKey& key, const std::string& file, std::uint64_t nbytes, const std::function<bool()>& is_there,
+              Names& dropped);
+  // The last of `files` becomes the most recently used.
+  void touch(const Names& files);
   void remove(const std::string& file, Names& dropped);
   // Of a space's hash, or of all.
   void clear(const std::optional<std::string>& space, Names& dropped);
@@ -85,6 +85,8 @@ class DiskIndex {
   std::optional<Row> checkpoint(std::string_view parent, std::string_view tokens, const Ignore& ignore);
   // Removes a row, and checkpoints within a block that nothing covers without it. Returns: bytes.
   std::uint64_t remove_row(std::int64_t id, Names& dropped);
+  // A number of use above all others.
+  std::int64_t next_use();
 
   Database database_;
 };

@@ -29,7 +29,7 @@ bool DiskIndex::make_room(std::uint64_t nbytes, std::uint64_t max_bytes, const E
   return held + nbytes <= max_bytes;
 }
 
-bool DiskIndex::insert(const EntryKey& key, const std::string& file, std::uint64_t nbytes, std::int64_t now,
+bool DiskIndex::insert(const EntryKey& key, const std::string& file, std::uint64_t nbytes,
                        const std::function<bool()>& is_there, Names& dropped) {
   Names files;
   Transaction transaction(database_, Transaction::Kind::write);
@@ -51,24 +51,36 @@ bool DiskIndex::insert(const EntryKey& key, const std::string& file, std::uint64
       files.push_back(query.blob(2));
     }
   }
+  const std::int64_t used = next_use();
   {
     Query query(database_,
                 "INSERT INTO entries(kind, space, parent, tokens, hash, first, last, file, nbytes, last_used) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)");
     query.bind(static_cast<std::int64_t>(key.kind)).bind(key.space).bind(key.parent).bind(key.tokens).bind(key.hash);
     query.bind(std::int64_t{key.begin}).bind(std::int64_t{key.end}).bind(file);
-    query.bind(static_cast<std::int64_t>(nbytes)).bind(now).run();
+    query.bind(static_cast<std::int64_t>(nbytes)).bind(used).run();
   }
   transaction.commit();
   dropped.insert(dropped.end(), files.begin(), files.end());
   return true;
 }
 
-void DiskIndex::touch(const Uses& uses) {
+std::int64_t DiskIndex::next_use() {
+  // Only damage is beyond it.
+  constexpr std::int64_t kMost = std::int64_t{1} << 62U;
+  const std::int64_t last = database_.number("SELECT max(last_used) FROM entries");
+  if (last >= 0 && last < kMost) return last + 1;
+  Query query(database_, "UPDATE entries SET last_used = 0 WHERE last_used NOT BETWEEN 0 AND ?");
+  query.bind(kMost - 1).run();
+  return database_.number("SELECT max(last_used) FROM entries") + 1;
+}
+
+void DiskIndex::touch(const Names& files) {
   Transaction transaction(database_, Transaction::Kind::write);
-  for (const auto& [file, when] : uses) {
-    Query query(database_, "UPDATE entries SET last_used = max(last_used, ?) WHERE file = ?");
-    query.bind(when).bind(file).run();
+  for (const std::string& file : files) {
+    const std::int64_t used = next_use();
+    Query query(database_, "UPDATE entries SET last_used = ? WHERE file = ?");
+    query.bind(used).bind(file).run();
   }
   transaction.commit();
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <mutex>
 #include <unordered_map>
 #include <unordered_set>
@@ -43,17 +42,6 @@ DiskTierOptions checked(DiskTierOptions options) {
   return options;
 }
 
-// Later calls of this process, and later processes, get later times, whatever the clock does within one.
-std::int64_t now() {
-  static std::atomic<std::int64_t> last{0};
-  const auto since = std::chrono::system_clock::now().time_since_epoch();
-  const std::int64_t time = std::chrono::duration_cast<std::chrono::microseconds>(since).count();
-  std::int64_t before = last.load();
-  while (!last.compare_exchange_weak(before, std::max(time, before + 1))) {
-  }
-  return std::max(time, before + 1);
-}
-
 }  // namespace
 
 struct DiskTier::Impl {
@@ -87,9 +75,10 @@ struct DiskTier::Impl {
 
   mutable std::mutex mutex;  // of what follows
   DiskTierStats stats;
-  std::unordered_set<std::string> reasons;                // that were logged
-  std::unordered_set<std::string> gone;                   // files whose rows are still to be removed
-  std::unordered_map<std::string, std::int64_t> touched;  // files and when; the index is told later
+  std::unordered_set<std::string> reasons;                 // that were logged
+  std::unordered_set<std::string> gone;                    // files whose rows are still to be removed
+  std::unordered_map<std::string, std::uint64_t> touched;  // files, and which use it was; the index is told later
+  std::uint64_t uses = 0;
   std::atomic<bool> mending{false};
   std::optional<internal::BackgroundWriter> thread;  // ends before all else
 };
@@ -178,20 +167,24 @@ bool DiskTier::Impl::is_gone(const std::string& file) const {
 void DiskTier::Impl::touch(const std::string& file) {
   {
     const std::lock_guard lock(mutex);
-    touched[file] = now();
+    touched[file] = ++uses;
     if (touched.size() != kMaxTouched) return;
   }
   if (folder.is_writable()) thread->push([this] { write_touched(); }, 0);
 }
 
 void DiskTier::Impl::write_touched() {
-  DiskIndex::Uses uses;
+  std::vector<std::pair<std::uint64_t, std::string>> used;
   {
     const std::lock_guard lock(mutex);
-    uses.assign(touched.begin(), touched.end());
+    for (const auto& [file, use] : touched) used.emplace_back(use, file);
     touched.clear();
   }
-  if (!uses.empty() && folder.is_writable()) change([&](DiskIndex& entries) { entries.touch(uses); });
+  if (used.empty() || !folder.is_writable()) return;
+  std::sort(used.begin(), used.end());
+  Names files;
+  for (auto& [use, file] : used) files.push_back(std::move(file));
+  change([&](DiskIndex& entries) { entries.touch(files); });
 }
 
 void DiskTier::Impl::write(EntryKey key, StoredRef content) {
@@ -250,8 +243,8 @@ void DiskTier::Impl::insert_now(const EntryKey& key, const std::string& file, co
     if (!was_there) folder.write(file, bytes);
     bool inserted = false;
     Names dropped;
-    const bool changed = change(
-        [&](DiskIndex& entries) { inserted = entries.insert(key, file, bytes.size(), now(), is_there, dropped); });
+    const bool changed =
+        change([&](DiskIndex& entries) { inserted = entries.insert(key, file, bytes.size(), is_there, dropped); });
     if (!changed && !was_there) folder.remove(file);
     if (inserted) count(&DiskTierStats::writes);
     unlink(dropped);
