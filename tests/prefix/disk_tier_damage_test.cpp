@@ -175,7 +175,7 @@ TEST(DiskTierDamage, AnIndexThatIsNoneIsEmptiedAndItsFilesAreSwept) {
       {"other tables",
        [](const fs::path& index) {
          fs::remove(index);
-         execute(index.parent_path(), "CREATE TABLE entries(a, b); PRAGMA user_version = 1");
+         execute(index.parent_path(), "CREATE TABLE entries(a, b); PRAGMA user_version = 2");
        }},
       {"no totals", [](const fs::path& index) { execute(index.parent_path(), "DROP TABLE totals"); }},
   };

@@ -40,10 +40,11 @@ void flip_a_bit(const std::filesystem::path& path, std::mt19937& random) {
 class Cache : public testing::TestWithParam<bool> {
  protected:
   bool recurrent() const { return GetParam(); }
-  PrefixCache make(std::size_t max_bytes = std::size_t{64} << 20, const Folder* folder = nullptr) {
+  PrefixCache make(std::size_t max_bytes = std::size_t{64} << 20, const Folder* folder = nullptr,
+                   const std::string& space = "space") {
     PrefixCacheOptions options{.block_size = kBlock, .max_bytes = max_bytes};
     if (folder) options.disk = DiskTierOptions{.folder = folder->path};
-    return PrefixCache(make_form(pool, {.recurrent = recurrent()}), "space", pool, options);
+    return PrefixCache(make_form(pool, {.recurrent = recurrent()}), space, pool, options);
   }
   PromptCache filled(const PrefixCache& cache, std::span<const TokenId> tokens) {
     PromptCache prompt = cache.form().fork();
@@ -239,6 +240,25 @@ TEST_P(Cache, ForgetsOneSaltOrAll) {
   EXPECT_EQ(cache.nbytes(), 0u);
   EXPECT_EQ(cache.fetch("b", tokens).length, 0);
   EXPECT_EQ(cache.stats().disk->blocks, 0u);
+}
+
+TEST_P(Cache, ForgetsNothingOfAnotherModel) {
+  const Folder folder;
+  const Tokens tokens = counted_tokens(200);
+  {
+    PrefixCache other = make(std::size_t{64} << 20, &folder, "space|2");
+    for (const char* salt : {"", "a"}) store(other, tokens, salt);
+    PrefixCache cache = make(std::size_t{64} << 20, &folder);
+    for (const char* salt : {"", "a"}) store(cache, tokens, salt);
+    other.flush();
+    cache.clear();
+    EXPECT_EQ(cache.fetch("a", tokens).length, 0);
+    EXPECT_EQ(cache.fetch("", tokens).length, 0);
+  }
+  PrefixCache other = make(std::size_t{64} << 20, &folder, "space|2");
+  for (const char* salt : {"", "a"}) EXPECT_GT(other.fetch(salt, tokens).length, 0) << salt;
+  other.clear();
+  EXPECT_EQ(other.stats().disk->blocks, 0u);
 }
 
 TEST_P(Cache, ReadsFromDiskOnlyWhatFits) {

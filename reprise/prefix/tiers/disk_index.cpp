@@ -11,6 +11,7 @@ constexpr const char* kTables = R"(
 CREATE TABLE entries(
   id INTEGER PRIMARY KEY,
   kind INTEGER NOT NULL,
+  owner BLOB NOT NULL,
   space BLOB NOT NULL,
   parent BLOB NOT NULL,
   tokens BLOB NOT NULL,

@@ -66,13 +66,15 @@ class DiskIndex {
   bool make_room(std::uint64_t nbytes, std::uint64_t max_bytes, const EntryKey* key, Names& dropped);
   // A row for a file that is there, if `is_there()` says so under the lock, in place of those of shorter blocks that it
   // begins with. Returns: whether it was there.
-  bool insert(const EntryKey& key, const std::string& file, std::uint64_t nbytes, const std::function<bool()>& is_there,
-              Names& dropped);
+  // `owner`: a hash.
+  bool insert(const EntryKey& key, const std::string& owner, const std::string& file, std::uint64_t nbytes,
+              const std::function<bool()>& is_there, Names& dropped);
   // The last of `files` becomes the most recently used.
   void touch(const Names& files);
   void remove(const std::string& file, Names& dropped);
-  // Of a space's hash, or of all.
-  void clear(const std::optional<std::string>& space, Names& dropped);
+  // All of one owner, or of one space. Both are hashes.
+  void clear_owner(const std::string& owner, Names& dropped);
+  void clear_space(const std::string& space, Names& dropped);
   // Calls unlink(name) for those of `files` that no row names; nobody inserts meanwhile.
   void unlink_unused(const Names& files, const std::function<void(const std::string&)>& unlink);
 
@@ -85,6 +87,8 @@ class DiskIndex {
   std::optional<Row> checkpoint(std::string_view parent, std::string_view tokens, const Ignore& ignore);
   // Removes a row, and checkpoints within a block that nothing covers without it. Returns: bytes.
   std::uint64_t remove_row(std::int64_t id, Names& dropped);
+  // `select` and `remove`: what to do with rows of the blob `value`.
+  void clear(const char* select, const char* remove, const std::string& value, Names& dropped);
   // A number of use above all others.
   std::int64_t next_use();
 

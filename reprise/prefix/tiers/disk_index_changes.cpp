@@ -29,7 +29,7 @@ bool DiskIndex::make_room(std::uint64_t nbytes, std::uint64_t max_bytes, const E
   return held + nbytes <= max_bytes;
 }
 
-bool DiskIndex::insert(const EntryKey& key, const std::string& file, std::uint64_t nbytes,
+bool DiskIndex::insert(const EntryKey& key, const std::string& owner, const std::string& file, std::uint64_t nbytes,
                        const std::function<bool()>& is_there, Names& dropped) {
   Names files;
   Transaction transaction(database_, Transaction::Kind::write);
@@ -54,9 +54,14 @@ bool DiskIndex::insert(const EntryKey& key, const std::string& file, std::uint64
   const std::int64_t used = next_use();
   {
     Query query(database_,
-                "INSERT INTO entries(kind, space, parent, tokens, hash, first, last, file, nbytes, last_used) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)");
-    query.bind(static_cast<std::int64_t>(key.kind)).bind(key.space).bind(key.parent).bind(key.tokens).bind(key.hash);
+                "INSERT INTO entries(kind, owner, space, parent, tokens, hash, first, last, file, nbytes, last_used) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)");
+    query.bind(static_cast<std::int64_t>(key.kind))
+        .bind(owner)
+        .bind(key.space)
+        .bind(key.parent)
+        .bind(key.tokens)
+        .bind(key.hash);
     query.bind(std::int64_t{key.begin}).bind(std::int64_t{key.end}).bind(file);
     query.bind(static_cast<std::int64_t>(nbytes)).bind(used).run();
   }
@@ -132,18 +137,26 @@ void DiskIndex::remove(const std::string& file, Names& dropped) {
   dropped.insert(dropped.end(), files.begin(), files.end());
 }
 
-void DiskIndex::clear(const std::optional<std::string>& space, Names& dropped) {
+void DiskIndex::clear(const char* select, const char* remove, const std::string& value, Names& dropped) {
   Names files;
   Transaction transaction(database_, Transaction::Kind::write);
   {
-    Query query(database_, "SELECT file FROM entries WHERE ?1 = x'' OR space = ?1");
-    query.bind(space.value_or(std::string()));
+    Query query(database_, select);
+    query.bind(value);
     while (query.step()) files.push_back(query.blob(0));
   }
-  Query query(database_, "DELETE FROM entries WHERE ?1 = x'' OR space = ?1");
-  query.bind(space.value_or(std::string())).run();
+  Query query(database_, remove);
+  query.bind(value).run();
   transaction.commit();
   dropped.insert(dropped.end(), files.begin(), files.end());
+}
+
+void DiskIndex::clear_owner(const std::string& owner, Names& dropped) {
+  clear("SELECT file FROM entries WHERE owner = ?", "DELETE FROM entries WHERE owner = ?", owner, dropped);
+}
+
+void DiskIndex::clear_space(const std::string& space, Names& dropped) {
+  clear("SELECT file FROM entries WHERE space = ?", "DELETE FROM entries WHERE space = ?", space, dropped);
 }
 
 void DiskIndex::unlink_unused(const Names& files, const std::function<void(const std::string&)>& unlink) {

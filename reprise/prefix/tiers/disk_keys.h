@@ -14,7 +14,7 @@
 namespace reprise::internal {
 
 // Of the folder's layout, the index and what files say about themselves. Another number is another folder.
-inline constexpr int kDiskFormat = 1;
+inline constexpr int kDiskFormat = 2;
 
 enum class EntryKind : int { block = 0, checkpoint = 1 };
 

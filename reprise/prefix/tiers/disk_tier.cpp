@@ -69,6 +69,7 @@ struct DiskTier::Impl {
   bool is_gone(const std::string& file) const;
 
   const DiskTierOptions options;
+  const std::string owner;  // hash
   DiskFolder folder;
   GuardedIndex index;
   std::uint64_t swept_at = 0;  // the writer thread's: how often the index had been emptied
@@ -84,7 +85,10 @@ struct DiskTier::Impl {
 };
 
 DiskTier::Impl::Impl(const DiskTierOptions& given)
-    : options(checked(given)), folder(options.folder, *options.file_system), index(folder) {
+    : options(checked(given)),
+      owner(internal::space_hash(options.owner)),
+      folder(options.folder, *options.file_system),
+      index(folder) {
   {
     const DiskFolder::Opening opening(folder);
     if (folder.is_writable()) {
@@ -243,8 +247,8 @@ void DiskTier::Impl::insert_now(const EntryKey& key, const std::string& file, co
     if (!was_there) folder.write(file, bytes);
     bool inserted = false;
     Names dropped;
-    const bool changed =
-        change([&](DiskIndex& entries) { inserted = entries.insert(key, file, bytes.size(), is_there, dropped); });
+    const bool changed = change(
+        [&](DiskIndex& entries) { inserted = entries.insert(key, owner, file, bytes.size(), is_there, dropped); });
     if (!changed && !was_there) folder.remove(file);
     if (inserted) count(&DiskTierStats::writes);
     unlink(dropped);
@@ -335,8 +339,10 @@ void DiskTier::clear(const std::optional<std::string>& space) {
   flush();
   if (!impl_->folder.is_writable()) return;
   Names dropped;
-  const auto hash = space ? std::optional(internal::space_hash(*space)) : std::nullopt;
-  impl_->change([&](DiskIndex& index) { index.clear(hash, dropped); });
+  impl_->change([&](DiskIndex& index) {
+    if (space) return index.clear_space(internal::space_hash(*space), dropped);
+    index.clear_owner(impl_->owner, dropped);
+  });
   impl_->unlink(dropped);
 }
 

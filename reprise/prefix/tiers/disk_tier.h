@@ -26,6 +26,7 @@ namespace reprise {
 
 struct DiskTierOptions {
   std::filesystem::path folder;
+  std::string owner = {};                                 // of several spaces: what clear() removes all of
   std::size_t max_bytes = std::size_t{8} << 30;           // of files; least recently used ones go
   int block_size = 256;                                   // of the tree above it
   std::size_t max_queued_bytes = std::size_t{256} << 20;  // beyond it what comes to be written is dropped and counted
@@ -88,7 +89,7 @@ class DiskTier {
   void write_checkpoint(const std::string& space, std::span<const TokenId> tokens, StoredRef content);
   // Until everything queued is on disk or has failed.
   void flush();
-  // Removes all of one space, or all.
+  // Removes all of one space, or all of this owner's.
   void clear(const std::optional<std::string>& space = {});
 
   DiskTierStats stats() const;

@@ -20,9 +20,10 @@ void check_options(const PrefixCacheOptions& options) {
 }
 
 // Pages that wait to be written are held until they are: no large part of the budget.
-std::unique_ptr<DiskTier> open_disk(const PrefixCacheOptions& options) {
+std::unique_ptr<DiskTier> open_disk(const PrefixCacheOptions& options, const std::string& space) {
   if (!options.disk) return nullptr;
   DiskTierOptions disk = *options.disk;
+  disk.owner = space;  // of all salts
   disk.block_size = options.block_size;
   disk.max_queued_bytes = std::min(disk.max_queued_bytes, options.max_bytes / 4);
   return std::make_unique<DiskTier>(disk);
@@ -39,7 +40,7 @@ PrefixCache::PrefixCache(PromptCache form, std::string space, std::shared_ptr<Pa
       needs_checkpoint_(needs_checkpoint(form_)),
       // The tree counts a page once for each block that holds it, the pool once in all: the budget is kept by the pool.
       tree_({.block_size = options.block_size, .ttl = options.ttl}, clock),
-      disk_(open_disk(options)) {}
+      disk_(open_disk(options, space_)) {}
 
 std::string PrefixCache::space_of(const std::string& salt) const { return space_ + "|salt=" + salt; }
 

@@ -72,7 +72,7 @@ class PrefixCache {
   // Evicts until nbytes() + bytes ≤ max_bytes; nothing, where that cannot be reached. Returns: whether that is so now.
   bool make_room(std::size_t bytes);
   void expire() { tree_.expire(); }
-  // Forgets what is neither pinned nor in use, also on disk, of one salt or of all.
+  // Forgets what is neither pinned nor in use, also on disk, of one salt or of all; on disk nothing of another space.
   void clear(const std::optional<std::string>& salt = {});
 
   PrefixTree& tree() { return tree_; }
