@@ -15,18 +15,13 @@
 
 #include "reprise/base/error.h"
 #include "reprise/base/sha256.h"
-#include "reprise/prefix/tiers/disk_keys.h"
+#include "reprise/prefix/tiers/disk_folder_look.h"
 
 namespace reprise::internal {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kIndex = "index.sqlite";
-constexpr const char* kOpeningLock = "opening.lock";
-constexpr const char* kUsersLock = "users.lock";
-constexpr const char* kFiles = "files";
-constexpr const char* kSuffix = ".safetensors";
 constexpr std::chrono::minutes kUnfinished{10};
 constexpr std::chrono::seconds kPatience{5};
 
@@ -73,6 +68,15 @@ class Descriptor {
   int value_;
 };
 
+// Synced: the rest of the folder is not taken for ours without it.
+bool write_mark(int descriptor) {
+  struct stat status {};
+  if (::fstat(descriptor, &status) != 0) return false;
+  if (static_cast<std::size_t>(status.st_size) == kMark.size()) return true;
+  return ::pwrite(descriptor, kMark.data(), kMark.size(), 0) == static_cast<ssize_t>(kMark.size()) &&
+         ::fsync(descriptor) == 0;
+}
+
 bool lock(int descriptor, int how) { return descriptor >= 0 && ::flock(descriptor, how | LOCK_NB) == 0; }
 
 }  // namespace
@@ -85,12 +89,13 @@ DiskFolder::DiskFolder(const fs::path& folder, FileSystem& file_system) : folder
     if (descriptor < 0 && why_not_.empty()) why_not_ = system_text(errno);
     return descriptor;
   };
-  opening_lock_ = open_lock(kOpeningLock);
-  users_lock_ = open_lock(kUsersLock);
-  if (why_not_.empty() && ::mkdir((folder_ / kFiles).c_str(), 0700) != 0 && errno != EEXIST) {
+  opening_lock_ = open_lock(kOpeningLockName);
+  if (why_not_.empty() && !write_mark(opening_lock_)) why_not_ = system_text(errno);
+  users_lock_ = open_lock(kUsersLockName);
+  if (why_not_.empty() && ::mkdir((folder_ / kFilesName).c_str(), 0700) != 0 && errno != EEXIST) {
     why_not_ = system_text(errno);
   }
-  if (why_not_.empty() && ::access((folder_ / kFiles).c_str(), W_OK | X_OK) != 0) why_not_ = system_text(errno);
+  if (why_not_.empty() && ::access((folder_ / kFilesName).c_str(), W_OK | X_OK) != 0) why_not_ = system_text(errno);
 }
 
 DiskFolder::~DiskFolder() {
@@ -104,16 +109,7 @@ void DiskFolder::make() {
   std::error_code failure;
   if (const fs::file_status status = fs::status(folder_, failure); fs::exists(status)) {
     if (!fs::is_directory(status)) fail(ErrorCode::invalid_argument, "needs a folder", folder_);
-    const fs::directory_iterator entries(folder_, failure);
-    if (failure) fail(ErrorCode::internal, "cannot read the folder: " + failure.message(), folder_);
-    bool empty = true;
-    for (const fs::directory_entry& entry : entries) {
-      const std::string name = entry.path().filename().string();
-      if (name == kIndex || name == kFiles || name == kOpeningLock) return;
-      empty = false;
-    }
-    if (!empty) fail(ErrorCode::invalid_argument, "needs a folder of its own, or an empty one", folder_);
-    return;
+    return check_is_ours(folder_);
   }
   if (folder_.has_parent_path()) fs::create_directories(folder_.parent_path(), failure);
   if (::mkdir(folder_.c_str(), 0700) != 0 && errno != EEXIST) {
@@ -136,7 +132,7 @@ void DiskFolder::restrict_permissions() {
   }
 }
 
-fs::path DiskFolder::index_file() const { return folder_ / kIndex; }
+fs::path DiskFolder::index_file() const { return folder_ / kIndexName; }
 
 void DiskFolder::create_index_file() const {
   // Never opened when it exists: closing it would release the locks that SQLite holds in this process.
@@ -161,7 +157,7 @@ DiskFolder::Opening::~Opening() {
   lock(folder_.opening_lock_, LOCK_UN);
 }
 
-fs::path DiskFolder::path_of(const std::string& name) const { return folder_ / kFiles / (name + kSuffix); }
+fs::path DiskFolder::path_of(const std::string& name) const { return folder_ / kFilesName / (name + kFileSuffix); }
 
 void DiskFolder::write(const std::string& name, const std::string& bytes) {
   const fs::path file = path_of(name);
@@ -222,12 +218,11 @@ std::vector<std::string> DiskFolder::names(bool alone) {
   std::vector<std::string> result;
   std::error_code failure;
   const auto now = fs::file_time_type::clock::now();
-  for (fs::directory_iterator entry(folder_ / kFiles, failure), end; !failure && entry != end;
+  for (fs::directory_iterator entry(folder_ / kFilesName, failure), end; !failure && entry != end;
        entry.increment(failure)) {
     const std::string file = entry->path().filename().string();
-    const std::string stem = entry->path().stem().string();
-    if (entry->path().extension() == kSuffix && is_hash(stem)) result.push_back(stem);
-    if (!file.starts_with(".") || !file.ends_with(".tmp")) continue;
+    if (is_content_name(file)) result.push_back(entry->path().stem().string());
+    if (!is_unfinished_name(file)) continue;
     std::error_code gone;
     const fs::file_time_type written = fs::last_write_time(entry->path(), gone);
     if (alone || (!gone && now - written > kUnfinished)) file_system_.remove(entry->path());

@@ -16,8 +16,8 @@ namespace reprise::internal {
 
 class DiskFolder {
  public:
-  // Makes the folder (mode 0700) and what is always in it, or takes one that is empty or of this layout; permissions of
-  // others are taken away. Throws: as DiskTier.
+  // Makes the folder (mode 0700) and what is always in it, or takes one that is empty or a disk tier's with nothing
+  // else in it; permissions of others are taken away. Throws: as DiskTier.
   DiskFolder(const std::filesystem::path& folder, FileSystem& file_system);
   ~DiskFolder();
   DiskFolder(const DiskFolder&) = delete;

@@ -88,6 +88,7 @@ void DiskIndex::prepare() {
   Transaction transaction(database_, Transaction::Kind::write);
   if (is_new()) {
     database_.execute(kTables);
+    database_.execute(("PRAGMA application_id = " + std::to_string(kApplicationId)).c_str());
     database_.execute(("PRAGMA user_version = " + std::to_string(kDiskFormat)).c_str());
   }
   transaction.commit();

@@ -16,6 +16,9 @@ namespace reprise::internal {
 // Of the folder's layout, the index and what files say about themselves. Another number is another folder.
 inline constexpr int kDiskFormat = 2;
 
+// Of the index, as SQLite's header has it.
+inline constexpr int kApplicationId = 0x72707264;
+
 enum class EntryKind : int { block = 0, checkpoint = 1 };
 
 // Tokens as bytes that sort as they do: four each, the most significant first.
