@@ -157,6 +157,43 @@ TEST(DiskTierFolder, ThatWasLeftHalfMadeIsTaken) {
   }
 }
 
+TEST(DiskTierFolder, ThatOthersCouldWriteIsEmptied) {
+  for (const char* name : {"", "files", "index.sqlite"}) {
+    for (const mode_t others : {0020u, 0002u, 0055u}) {
+      SCOPED_TRACE(std::string(name) + " " + std::to_string(others));
+      TemporaryFolder folder;
+      const fs::path cache = folder / "cache";
+      make_cache(cache);
+      const fs::path path = *name == '\0' ? cache : cache / name;
+      ASSERT_EQ(::chmod(path.c_str(), (mode_of(path) & 0777) | others), 0);
+      const bool exposed = (others & 022) != 0;
+      DiskTier tier(disk_options(cache, &hasty));
+      EXPECT_EQ(tier.find("a", kTokens, true).length, exposed ? 0 : 6);
+      EXPECT_EQ(tier.stats().damaged, exposed ? 1u : 0u);
+      EXPECT_EQ(fs::is_empty(cache / "files"), exposed);
+      EXPECT_EQ(mode_of(path) & 077, 0u);
+      write_prefix(tier, "a", kTokens, 4, true);
+      tier.flush();
+      EXPECT_EQ(ask(tier, "a", kTokens, true), Answer::right);
+      EXPECT_EQ(tier.find("a", kTokens, true).length, 6);
+      EXPECT_EQ(DiskTier(disk_options(cache, &hasty)).stats().damaged, 0u);
+    }
+  }
+}
+
+TEST(DiskTierFolder, WithAnIndexOrFilesOfAnotherUserIsRefused) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can give files away";
+  for (const char* name : {"files", "index.sqlite", "opening.lock"}) {
+    TemporaryFolder folder;
+    make_cache(folder / "cache");
+    ASSERT_EQ(::chown((folder / "cache" / name).c_str(), 65534, 65534), 0);
+    const auto before = all_of(folder / "cache");
+    expect_error(ErrorCode::invalid_argument, folder / "cache" / name,
+                 [&] { DiskTier(disk_options(folder / "cache", &hasty)); });
+    EXPECT_EQ(all_of(folder / "cache"), before);
+  }
+}
+
 TEST(DiskTierFolder, IsSweptOfNothingButItsOwnFiles) {
   TemporaryFolder folder;
   const fs::path files = folder / "cache/files";

@@ -68,6 +68,13 @@ class Descriptor {
   int value_;
 };
 
+void take_from_others(const fs::path& path, const fs::path& folder) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0 || (status.st_mode & 077) == 0) return;
+  if (::chmod(path.c_str(), status.st_mode & 0700) == 0 || (status.st_mode & 022) == 0) return;
+  fail(ErrorCode::invalid_argument, "needs a folder that others cannot write", folder);
+}
+
 // Synced: the rest of the folder is not taken for ours without it.
 bool write_mark(int descriptor) {
   struct stat status {};
@@ -83,7 +90,7 @@ bool lock(int descriptor, int how) { return descriptor >= 0 && ::flock(descripto
 
 DiskFolder::DiskFolder(const fs::path& folder, FileSystem& file_system) : folder_(folder), file_system_(file_system) {
   make();
-  restrict_permissions();
+  if (!exposed_) restrict_permissions();
   const auto open_lock = [&](const char* name) {
     const int descriptor = ::open((folder_ / name).c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (descriptor < 0 && why_not_.empty()) why_not_ = system_text(errno);
@@ -109,26 +116,19 @@ void DiskFolder::make() {
   std::error_code failure;
   if (const fs::file_status status = fs::status(folder_, failure); fs::exists(status)) {
     if (!fs::is_directory(status)) fail(ErrorCode::invalid_argument, "needs a folder", folder_);
-    return check_is_ours(folder_);
+    exposed_ = look_at(folder_).is_exposed;
+    return;
   }
   if (folder_.has_parent_path()) fs::create_directories(folder_.parent_path(), failure);
-  if (::mkdir(folder_.c_str(), 0700) != 0 && errno != EEXIST) {
-    fail(ErrorCode::internal, "cannot make the folder: " + system_text(errno), folder_);
-  }
+  if (::mkdir(folder_.c_str(), 0700) == 0) return;
+  if (errno != EEXIST) fail(ErrorCode::internal, "cannot make the folder: " + system_text(errno), folder_);
+  exposed_ = look_at(folder_).is_exposed;  // somebody else was faster
 }
 
 void DiskFolder::restrict_permissions() {
-  struct stat status {};
-  if (::stat(folder_.c_str(), &status) != 0) {
-    fail(ErrorCode::internal, "cannot inspect the folder: " + system_text(errno), folder_);
-  }
-  // What a stranger's index says about a file can be made to fit it.
-  if (status.st_uid != ::geteuid() && ::geteuid() != 0) {
-    fail(ErrorCode::invalid_argument, "needs a folder of its own user", folder_);
-  }
-  if ((status.st_mode & 077) == 0 || ::chmod(folder_.c_str(), status.st_mode & 0700) == 0) return;
-  if ((status.st_mode & 022) != 0) {
-    fail(ErrorCode::invalid_argument, "needs a folder that others cannot write", folder_);
+  take_from_others(folder_, folder_);
+  for (const char* name : {kFilesName, kIndexName, "index.sqlite-wal", "index.sqlite-shm"}) {
+    take_from_others(folder_ / name, folder_);
   }
 }
 

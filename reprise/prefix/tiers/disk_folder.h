@@ -17,12 +17,16 @@ namespace reprise::internal {
 class DiskFolder {
  public:
   // Makes the folder (mode 0700) and what is always in it, or takes one that is empty or a disk tier's with nothing
-  // else in it; permissions of others are taken away. Throws: as DiskTier.
+  // else in it; permissions of others are taken away, unless it is exposed. Throws: as DiskTier.
   DiskFolder(const std::filesystem::path& folder, FileSystem& file_system);
   ~DiskFolder();
   DiskFolder(const DiskFolder&) = delete;
   DiskFolder& operator=(const DiskFolder&) = delete;
 
+  // Others could write in it: it must be emptied, before and after restrict_permissions().
+  bool is_exposed() const { return exposed_; }
+  // Throws: invalid_argument when others can still write.
+  void restrict_permissions();
   // False: the system lets us read only.
   bool is_writable() const { return why_not_.empty(); }
   const std::string& why_not() const { return why_not_; }
@@ -63,10 +67,10 @@ class DiskFolder {
  private:
   std::filesystem::path path_of(const std::string& name) const;
   void make();
-  void restrict_permissions();
 
   const std::filesystem::path folder_;
   FileSystem& file_system_;
+  bool exposed_ = false;
   std::string why_not_;
   int opening_lock_ = -1;
   int users_lock_ = -1;

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <optional>
 #include <string>
@@ -18,6 +19,8 @@ namespace reprise::internal {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr mode_t kOthersWrite = 022;
 
 [[noreturn]] void refuse(const std::string& what, const fs::path& got) {
   throw Error(ErrorCode::invalid_argument, "[DiskTier] " + what + ", but got " + got.string());
@@ -78,7 +81,15 @@ bool is_unfinished_name(std::string_view name) {
          is_content_name(name.substr(0, name.size() - 1));
 }
 
-void check_is_ours(const fs::path& folder) {
+FolderLook look_at(const fs::path& folder) {
+  struct stat whole {};
+  if (::stat(folder.c_str(), &whole) != 0) {
+    const std::string why = std::generic_category().message(errno);
+    throw Error(ErrorCode::internal, "[DiskTier] cannot inspect the folder: " + why + ", but got " + folder.string());
+  }
+  // What a stranger's index says about a file can be made to fit it.
+  if (whole.st_uid != ::geteuid() && ::geteuid() != 0) refuse("needs a folder of its own user", folder);
+  FolderLook look{.is_exposed = (whole.st_mode & kOthersWrite) != 0};
   std::error_code failure;
   std::optional<fs::path> in_the_way;  // unless the mark is there
   for (fs::directory_iterator entry(folder, failure), end; !failure && entry != end; entry.increment(failure)) {
@@ -89,6 +100,10 @@ void check_is_ours(const fs::path& folder) {
     const std::optional<mode_t> kind = kind_of(name);
     if (!kind) refuse("needs a folder of its own, or an empty one", path);
     if ((status.st_mode & S_IFMT) != *kind) refuse("needs a folder of its own, without links and the like", path);
+    if (status.st_uid != ::geteuid() && status.st_uid != whole.st_uid) {
+      refuse("needs a folder of its own, with nothing of another user", path);
+    }
+    look.is_exposed = look.is_exposed || (status.st_mode & kOthersWrite) != 0;
     const std::size_t most = name == kOpeningLockName ? kMark.size() : 0;
     const bool is_lock = name == kOpeningLockName || name == kUsersLockName;
     if (!is_lock || static_cast<std::size_t>(status.st_size) > most) in_the_way = path;
@@ -102,7 +117,7 @@ void check_is_ours(const fs::path& folder) {
   if (mark != kMark) {
     if (in_the_way) refuse("needs a folder of its own (with its mark in opening.lock), or an empty one", *in_the_way);
     if (!kMark.starts_with(mark)) refuse("needs a folder of its own, or an empty one", folder / kOpeningLockName);
-    return;
+    return {};  // nothing is in it
   }
   for (fs::directory_iterator entry(folder / kFilesName, failure), end; !failure && entry != end;
        entry.increment(failure)) {
@@ -115,6 +130,7 @@ void check_is_ours(const fs::path& folder) {
   if (fs::exists(fs::symlink_status(index, failure)) && is_anothers_database(index)) {
     refuse("needs a folder of its own, with an index of its own", index);
   }
+  return look;
 }
 
 }  // namespace reprise::internal

@@ -20,8 +20,13 @@ inline constexpr std::string_view kMark = "reprise disk tier\n";
 bool is_content_name(std::string_view name);
 bool is_unfinished_name(std::string_view name);
 
-// Throws: invalid_argument unless the folder is empty or a disk tier's with nothing else in it, and no links; internal
+struct FolderLook {
+  // It is a disk tier's, and others could write it, or something in it: what it says may be theirs.
+  bool is_exposed = false;
+};
+// Throws: invalid_argument unless the folder is empty or a disk tier's with nothing else in it, no links, and nothing
+// that belongs neither to this user nor to the folder's; internal
 // when it cannot be read. The text names what is in the way.
-void check_is_ours(const std::filesystem::path& folder);
+FolderLook look_at(const std::filesystem::path& folder);
 
 }  // namespace reprise::internal

@@ -56,6 +56,8 @@ struct DiskTier::Impl {
   void remove_now(const std::string& file);
   void unlink(const Names& files);
 
+  // Takes nothing over from a folder that others could write. Throws: invalid_argument when it cannot be emptied.
+  void empty_exposed();
   // Files without rows, and rows beyond the budget.
   void sweep(bool alone);
   // Both: whether it went well; the failure is noted.
@@ -91,7 +93,10 @@ DiskTier::Impl::Impl(const DiskTierOptions& given)
       index(folder) {
   {
     const DiskFolder::Opening opening(folder);
-    if (folder.is_writable()) {
+    if (folder.is_exposed()) {
+      empty_exposed();
+      sweep(opening.is_alone());
+    } else if (folder.is_writable()) {
       if (const auto failure = index.open_first()) fail("index", *failure);
       sweep(opening.is_alone());
     } else {
@@ -105,6 +110,18 @@ DiskTier::Impl::Impl(const DiskTierOptions& given)
 DiskTier::Impl::~Impl() {
   thread.reset();
   write_touched();
+}
+
+// Emptied before, so that it stays exposed if we are killed, and after, when nobody else can write any more.
+void DiskTier::Impl::empty_exposed() {
+  std::optional<std::string> failure;
+  if (!folder.is_writable()) failure = folder.why_not();
+  if (!failure) failure = index.empty();
+  if (!failure) folder.restrict_permissions();
+  if (!failure) failure = index.open_first(true);
+  if (!failure) return;
+  throw Error(ErrorCode::invalid_argument, "[DiskTier] needs a folder that others cannot write, but got " +
+                                               options.folder.string() + ", which cannot be emptied: " + *failure);
 }
 
 void DiskTier::Impl::sweep(bool alone) {

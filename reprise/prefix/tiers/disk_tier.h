@@ -48,9 +48,11 @@ class DiskTier {
  public:
   // Opens or makes the folder and its index; an index that is damaged or of another version is emptied, which is
   // counted, and files without rows are swept. A folder that cannot be written is used for reading, with failed_writes
-  // counted. The permissions of others are taken from a folder that is there.
+  // counted. The permissions of others are taken from a folder that is there; if they could write, it is emptied, which
+  // is counted as damage.
   // Throws: invalid_argument when `folder` is no folder, holds anything that is not a disk tier's, which is named and
-  // left as it is, or belongs to another user; internal when it can be neither made nor read.
+  // left as it is, or it or something in it belongs to another user, or others can write it and it cannot be emptied;
+  // internal when it can be neither made nor read.
   explicit DiskTier(const DiskTierOptions& options);
   ~DiskTier();  // writes what is queued
   DiskTier(const DiskTier&) = delete;

@@ -61,15 +61,26 @@ void GuardedIndex::repair() {
   suspect_ = false;
 }
 
-std::optional<std::string> GuardedIndex::open_first() {
+std::optional<std::string> GuardedIndex::empty() {
+  const std::lock_guard lock(writing_);
+  try {
+    folder_.create_index_file();
+    DiskIndex(folder_.index_file(), Database::Mode::write).reset();
+    return std::nullopt;
+  } catch (const std::runtime_error& failure) {
+    return failure.what();
+  }
+}
+
+std::optional<std::string> GuardedIndex::open_first(bool as_damaged) {
   const std::lock_guard lock(writing_);
   try {
     folder_.create_index_file();
     DiskIndex index(folder_.index_file(), Database::Mode::write);
     bool good = false;
     try {
-      index.prepare();
-      good = index.has_version();
+      if (!as_damaged) index.prepare();
+      good = !as_damaged && index.has_version();
     } catch (const SqliteError& error) {
       if (!error.is_damage()) throw;
     }

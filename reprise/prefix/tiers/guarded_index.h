@@ -26,8 +26,11 @@ class GuardedIndex {
   GuardedIndex& operator=(const GuardedIndex&) = delete;
 
   // For the first time, within an Opening of the folder: an index of another version is emptied as well.
+  // `as_damaged`: whatever it is.
   // Returns, as the others: what went wrong; none: nothing.
-  std::optional<std::string> open_first();
+  std::optional<std::string> open_first(bool as_damaged = false);
+  // Empties it uncounted, within an Opening as well.
+  std::optional<std::string> empty();
   // Calls use(index) once, of a connection that only reads. What `use` throws but SqliteError passes.
   std::optional<std::string> read(const std::function<void(DiskIndex&)>& use);
   // Calls use(index), and again after each repair.
