@@ -69,6 +69,7 @@ struct DiskTier::Impl {
   void fail(const std::string& reason, const std::string& message, bool of_write = true);
   void count(std::uint64_t DiskTierStats::*counter, std::uint64_t more = 1);
   bool is_gone(const std::string& file) const;
+  std::unordered_set<std::string> gone_files() const;
 
   const DiskTierOptions options;
   const std::string owner;  // hash
@@ -185,6 +186,11 @@ bool DiskTier::Impl::is_gone(const std::string& file) const {
   return gone.contains(file);
 }
 
+std::unordered_set<std::string> DiskTier::Impl::gone_files() const {
+  const std::lock_guard lock(mutex);
+  return gone;
+}
+
 void DiskTier::Impl::touch(const std::string& file) {
   {
     const std::lock_guard lock(mutex);
@@ -211,9 +217,10 @@ void DiskTier::Impl::write_touched() {
 void DiskTier::Impl::write(EntryKey key, StoredRef content) {
   if (!content) throw Error(ErrorCode::invalid_argument, "[DiskTier::write] needs content, but got none");
   if (!folder.is_writable()) return count(&DiskTierStats::failed_writes);
+  const auto gone_before = gone_files();
   std::optional<std::string> there;
   look([&](DiskIndex& entries) { there = entries.covering(key); });
-  if (there && !is_gone(*there)) return touch(*there);
+  if (there && !gone_before.contains(*there) && !is_gone(*there)) return touch(*there);
   const std::size_t nbytes = content->nbytes() + key.tokens.size();
   auto job = [this, key = std::move(key), content = std::move(content)] {
     try {
@@ -309,7 +316,10 @@ DiskTier::~DiskTier() = default;
 
 DiskTier::Found DiskTier::find(const std::string& space, std::span<const TokenId> tokens, bool needs_checkpoint) {
   Found found;
-  const auto ignore = [this](const std::string& file) { return impl_->is_gone(file); };
+  // What was gone before stays so: its row may go, and be forgotten, while the index is read as it was.
+  const auto ignore = [this, gone = impl_->gone_files()](const std::string& file) {
+    return gone.contains(file) || impl_->is_gone(file);
+  };
   impl_->look([&](DiskIndex& index) {
     found = index.find(space, tokens, impl_->options.block_size, needs_checkpoint, ignore);
   });
