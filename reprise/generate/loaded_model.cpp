@@ -22,15 +22,18 @@ LoadedModel load(const std::filesystem::path& path, const LoadOptions& options) 
     tokenizer.emplace(data);
     if (!data.chat_template.empty()) chat_template.emplace(data);
   });
+  std::string of_all_bytes = options.full_fingerprint ? full_fingerprint(files) : "";
   ModelOptions model_options = options.model;
   if (options.adapter) {
     model_options.adapter = std::make_shared<const Adapter>(read_adapter(*options.adapter));
     // What another model has computed must not be taken for this one's.
     files.fingerprint = sha256_hex(files.fingerprint + model_options.adapter->fingerprint);
+    if (options.full_fingerprint) of_all_bytes = sha256_hex(of_all_bytes + model_options.adapter->fingerprint);
   }
   auto model = make_model(files, model_options);
   return {.path = path.string(),
           .fingerprint = std::move(files.fingerprint),
+          .full_fingerprint = std::move(of_all_bytes),
           .model = std::move(model),
           .tokenizer = std::move(*tokenizer),
           .chat_template = std::move(chat_template),

@@ -16,11 +16,15 @@ namespace reprise {
 struct LoadOptions {
   ModelOptions model = {};
   std::optional<std::filesystem::path> adapter = {};  // a folder, see read_adapter
+  // Also hashes all weights: for an engine with a cache_dir. It takes about a second for each GB.
+  bool full_fingerprint = false;
 };
 
 struct LoadedModel {
   std::string path;         // as given
-  std::string fingerprint;  // of the model and its adapter
+  std::string fingerprint;  // of the model and its adapter; of the weights only a sample
+  // Likewise, but of all bytes of what was loaded. Empty: it was not asked for.
+  std::string full_fingerprint = {};
   std::unique_ptr<LanguageModel> model;
   Tokenizer tokenizer;
   std::optional<ChatTemplate> chat_template;  // none: the model has none; prompts are plain text

@@ -85,7 +85,11 @@ void add_sample(FieldHash& hash, const char* data, std::size_t size_bytes) {
   }
 }
 
-std::string fingerprint_of(const ModelFiles& files) {
+using AddBytes = void (*)(FieldHash& hash, const char* data, std::size_t size_bytes);
+
+void add_all(FieldHash& hash, const char* data, std::size_t size_bytes) { hash.add_raw(data, size_bytes); }
+
+std::string fingerprint_of(const ModelFiles& files, AddBytes add_bytes) {
   FieldHash hash;
   hash.add(files.config_json);
   add_tokenizer(hash, files.tokenizer);
@@ -95,7 +99,7 @@ std::string fingerprint_of(const ModelFiles& files) {
     hash.add(internal::safetensors_dtype(array.dtype()));
     hash.add(array.ndim());
     for (const auto dim : array.shape()) hash.add(static_cast<std::uint64_t>(dim));
-    add_sample(hash, array.data<char>(), array.nbytes());
+    add_bytes(hash, array.data<char>(), array.nbytes());
   }
   return hash.hex_digest();
 }
@@ -128,8 +132,10 @@ ModelFiles read_model_files(const fs::path& path, const std::function<void(const
   } else {
     files = internal::read_gguf_model(path, beside_weights);
   }
-  files.fingerprint = fingerprint_of(files);
+  files.fingerprint = fingerprint_of(files, add_sample);
   return files;
 }
+
+std::string full_fingerprint(const ModelFiles& files) { return fingerprint_of(files, add_all); }
 
 }  // namespace reprise

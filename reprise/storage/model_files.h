@@ -31,7 +31,7 @@ struct ModelFiles {
   // Both `tokenizer_json` and `gguf` are empty when there is no tokenizer (a folder without tokenizer.json).
   TokenizerData tokenizer;
   // SHA-256 hex over config, tokenizer and the tensors' names, dtypes, shapes and a sample of their bytes: tells one
-  // model from another without reading all of it.
+  // model from another without reading all of it. Models that differ in a few elements only may share it.
   std::string fingerprint;
 };
 
@@ -42,5 +42,9 @@ struct ModelFiles {
 // it has returned when this function does.
 ModelFiles read_model_files(const std::filesystem::path& path,
                             const std::function<void(const TokenizerData&)>& beside_weights = {});
+
+// As `fingerprint`, but over all bytes of the tensors as they were read: for what outlives the process. Reads all of
+// them, at about a GB a second.
+std::string full_fingerprint(const ModelFiles& files);
 
 }  // namespace reprise

@@ -45,6 +45,26 @@ TEST(ModelFolder, ReadsConfigAndWeights) {
   EXPECT_EQ(files.fingerprint.size(), 64u);
 }
 
+TEST(ModelFolder, OnlyTheFullFingerprintTellsModelsThatDifferInOneElement) {
+  const auto read = [](const ModelFolder& folder, int element, float value) {
+    std::vector<float> values(5000, 0.5f);
+    values[static_cast<std::size_t>(element)] = value;
+    write_safetensors(folder / "model.safetensors", {{"tensor0", mx::array(values.data(), {50, 100})}}, {});
+    return folder.read();
+  };
+  const ModelFolder one, two;
+  const ModelFiles plain = read(one, 0, 0.5f);
+  for (const int element : {100, 2500, 4900}) {
+    const ModelFiles other = read(two, element, 0.25f);
+    EXPECT_EQ(other.fingerprint, plain.fingerprint) << element;
+    EXPECT_NE(full_fingerprint(other), full_fingerprint(plain)) << element;
+  }
+  EXPECT_EQ(full_fingerprint(read(two, 0, 0.5f)), full_fingerprint(plain)) << "in another folder";
+  EXPECT_EQ(full_fingerprint(plain).size(), 64u);
+  two.write("config.json", R"({"model_type": "llama", "rope_theta": 7})");
+  EXPECT_NE(full_fingerprint(two.read()), full_fingerprint(plain)) << "another config";
+}
+
 TEST(ModelFolder, AFolderWithoutATokenizerLoads) {
   const TokenizerData data = ModelFolder().read().tokenizer;
   EXPECT_TRUE(data.tokenizer_json.empty());
