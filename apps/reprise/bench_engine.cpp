@@ -70,8 +70,10 @@ void warm_up(Engine& engine, const Trace& trace) {
 
 int run(const Flags& flags) {
   const auto name = choose_model(flags.model.model);
+  ModelFlags model_flags = flags.model;
+  model_flags.load.full_fingerprint = flags.engine.cache_dir.has_value();
   const auto started = std::chrono::steady_clock::now();
-  const auto model = load_model(name, flags.model);
+  const auto model = load_model(name, model_flags);
   const std::chrono::duration<double> load_time = std::chrono::steady_clock::now() - started;
   const auto trace = trace_of(flags, model);
   if (flags.export_file) {

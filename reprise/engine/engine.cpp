@@ -27,6 +27,14 @@ ModelRunnerOptions runner_options(const EngineOptions& options) {
   return runner;
 }
 
+// A folder outlives the process and may be shared: there, models that differ anywhere must not meet.
+const std::string& fingerprint_for(const LoadedModel& model, const EngineOptions& options) {
+  if (!options.cache_dir) return model.fingerprint;
+  if (!model.full_fingerprint.empty()) return model.full_fingerprint;
+  throw Error(ErrorCode::failed_precondition,
+              "[Engine] with a cache_dir the model must be loaded with LoadOptions::full_fingerprint");
+}
+
 }  // namespace
 
 struct Engine::Impl {
@@ -34,8 +42,8 @@ struct Engine::Impl {
       : model(the_model), options(the_options), thread(options.scheduler, make_runner) {}
   Impl(const LoadedModel& the_model, const EngineOptions& the_options)
       : Impl(the_model, the_options, [&]() -> std::unique_ptr<BatchRunner> {
-          auto runner =
-              std::make_unique<ModelRunner>(*the_model.model, the_model.fingerprint, runner_options(the_options));
+          auto runner = std::make_unique<ModelRunner>(*the_model.model, fingerprint_for(the_model, the_options),
+                                                      runner_options(the_options));
           model_runner = runner.get();
           return runner;
         }) {}

@@ -29,7 +29,7 @@ struct EngineOptions {
   // One budget for keys, values and recurrent state, live and cached (--prompt-cache-bytes).
   std::size_t max_bytes = std::size_t{2} << 30;
   std::optional<std::chrono::milliseconds> ttl = {};
-  // Of what is cached on disk, none: memory only (--cache-dir).
+  // Of what is cached on disk, none: memory only (--cache-dir). It needs a model with a full_fingerprint.
   std::optional<std::filesystem::path> cache_dir = {};
   std::size_t max_disk_bytes = std::size_t{8} << 30;
   std::optional<KVQuantization> kv_quantization = {};  // of every row from the first on
@@ -106,7 +106,7 @@ struct EngineStats {
 class Engine {
  public:
   // Throws: invalid_argument for options out of range; unsupported for a model whose caches cannot be paged, or on a
-  // GPU; what opening the disk tier throws.
+  // GPU; failed_precondition for a cache_dir with a model without full_fingerprint; what opening the disk tier throws.
   explicit Engine(const LoadedModel& model, const EngineOptions& options = {});
   // Over another runner, which is made, used and destroyed on the engine thread.
   using MakeRunner = std::function<std::unique_ptr<BatchRunner>()>;

@@ -125,6 +125,7 @@ LoadedModel with_kit_tokenizer(std::unique_ptr<LanguageModel> model) {
   data.eos_token_ids = {model->info().vocab_size - 1};
   return {.path = "kit",
           .fingerprint = "kit-1",
+          .full_fingerprint = "kit-1, all of it",
           .model = std::move(model),
           .tokenizer = Tokenizer(data),
           .chat_template = ChatTemplate(data),
