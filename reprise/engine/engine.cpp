@@ -111,7 +111,7 @@ Generation Engine::submit(Request request) {
                       .on_progress = [stream](int done, int total) { stream->take_progress(done, total); },
                       .on_end = [stream](const SequenceEnd& end) { stream->take_end(end); }});
   ++inbox->num_posted;
-  inbox->post([stream, sequence, inbox = inbox.get()](Scheduler& scheduler) {
+  const bool is_posted = inbox->post([stream, sequence, inbox = inbox.get()](Scheduler& scheduler) {
     --inbox->num_posted;
     try {
       stream->shared().sequence = scheduler.submit(std::move(*sequence));
@@ -119,6 +119,10 @@ Generation Engine::submit(Request request) {
       stream->shared().fail(std::current_exception());
     }
   });
+  if (!is_posted) {
+    --inbox->num_posted;
+    throw Error(ErrorCode::failed_precondition, "[Engine::submit] the engine is going away");
+  }
   return Generation(std::move(shared));
 }
 

@@ -117,7 +117,8 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   // Throws: invalid_argument (as generate: empty prompt, ids outside the vocabulary, sampling parameters, beyond the
-  // model's positions); resource_exhausted (see Scheduler::submit; what to do is said).
+  // model's positions); resource_exhausted (see Scheduler::submit; what to do is said); failed_precondition when the
+  // destructor has begun.
   Generation submit(Request request);
 
   // Waits for the step that runs.

@@ -207,6 +207,40 @@ TEST(Engine, GoingAwayEndsWhatRuns) {
   }
 }
 
+// Who submits while another thread destroys the engine must hear of it, and not wait for ever.
+TEST(Engine, GoingAwayRefusesWhatComes) {
+  std::promise<void> started, gate;
+  const auto opened = gate.get_future().share();
+  auto machine = std::make_unique<Machine>(
+      [&](FakeRunner& runner) {
+        runner.before_start = [&started, opened, first = true](const SequenceStart&) mutable {
+          if (std::exchange(first, false)) started.set_value();
+          opened.wait();
+        };
+      },
+      EngineOptions{.scheduler = {.max_batch = 1, .max_waiting = 100000}});
+  Engine& engine = machine->engine;
+  Generation running = engine.submit({.prompt = {1}, .max_tokens = 1});
+  started.get_future().wait();
+  std::vector<Generation> taken;
+  // Its thread is kept at the gate, so the engine is there until it opens.
+  std::thread destroyer([&] { machine.reset(); });
+  std::optional<ErrorCode> refused;
+  for (int i = 0; i < 2000 && !refused; ++i) {
+    try {
+      taken.push_back(engine.submit({.prompt = {1}, .max_tokens = 1}));
+      std::this_thread::sleep_for(milliseconds(1));
+    } catch (const Error& error) {
+      refused = error.code();
+    }
+  }
+  EXPECT_EQ(refused, ErrorCode::failed_precondition);
+  gate.set_value();
+  destroyer.join();
+  ASSERT_TRUE(refused);  // otherwise some would be waited for in vain
+  for (Generation& generation : taken) EXPECT_EQ(generation.wait().reason, FinishReason::cancelled);
+}
+
 TEST(Engine, ASlowReaderKeepsNobodyWaiting) {
   Machine machine;
   Generation slow = machine.engine.submit({.prompt = {0}, .max_tokens = 3000});
