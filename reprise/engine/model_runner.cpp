@@ -143,6 +143,11 @@ void ModelRunner::Impl::verify(RunningSequence& row) {
                              " tokens differs from a cold run: logits by " + std::to_string(check.error) +
                              ", allowed " + std::to_string(check.tolerance) + "; the answer comes from the cold run");
   row.take_cache(std::move(check.cold));
+  // Where one entry is wrong, no other of its salt is trusted. What another sequence goes on from stays until it ends.
+  row.lease.reset();
+  prefix->clear(row.salt);
+  row.stored_length = row.checkpoint_length = 0;
+  store(row, needs_checkpoints, false);
 }
 
 void ModelRunner::Impl::fail(RunningSequence& row, std::exception_ptr error) {

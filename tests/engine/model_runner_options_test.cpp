@@ -1,6 +1,8 @@
 // A ModelRunner beside generate(), and with quantised rows.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <filesystem>
 #include <map>
 
 #include "reprise/engine/model_runner.h"
@@ -130,6 +132,44 @@ TEST(ModelRunner, AnswersFromAColdRunWhereWhatIsStoredIsWrong) {
   EXPECT_EQ(got.reused, 99);
   EXPECT_EQ(runner.reuse_mismatches(), 1u);
   EXPECT_LT(distance(got, answer_alone(*model, prompt, 8)), kClose);
+}
+
+TEST(ModelRunner, WhatIsStoredAndWrongIsReplacedAlsoOnDisk) {
+  for (const char* name : {"llama", "falcon_h1"}) {
+    std::string folder = std::filesystem::temp_directory_path() / "reprise_runner_XXXXXX";
+    ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+    const auto model = kit_model(name);
+    ModelRunnerOptions options = small_blocks();
+    options.prefix.disk = DiskTierOptions{.folder = folder};
+    options.verify_reuse = 1.0;
+    std::mt19937 random(4);
+    const Tokens prompt = random_tokens(random, 100, 90);
+    const Answer want = answer_alone(*model, prompt, 8);
+    {
+      ModelRunner runner(*model, "m", options);
+      Tokens other = prompt;
+      for (const std::size_t i : {3u, 90u}) other[i] = (other[i] + 1) % 90;  // in the first block and in the last
+      PromptCache cache = runner.prefix().form().fork();
+      model->forward(mlx::core::array(other.data(), {1, 99}, mlx::core::int32), cache);
+      cache.eval();
+      runner.prefix().store("", std::span(prompt).first(99), cache, nullptr, {.checkpoint = true, .finished = true});
+      runner.prefix().flush();
+      EXPECT_EQ(converse(runner, 1, prompt).reused, 99) << name;
+      EXPECT_EQ(runner.reuse_mismatches(), 1u) << name;
+      const Answer again = converse(runner, 2, prompt);
+      EXPECT_EQ(again.reused, 99) << name;
+      EXPECT_LT(distance(again, want), kClose) << name;
+      EXPECT_EQ(runner.reuse_mismatches(), 1u) << name << ": it was found once more";
+    }
+    {
+      ModelRunner runner(*model, "m", options);
+      const Answer from_disk = converse(runner, 1, prompt);
+      EXPECT_EQ(from_disk.reused, 99) << name;
+      EXPECT_LT(distance(from_disk, want), kClose) << name;
+      EXPECT_EQ(runner.reuse_mismatches(), 0u) << name;
+    }
+    std::filesystem::remove_all(folder);
+  }
 }
 
 }  // namespace
