@@ -253,7 +253,10 @@ class Requests {
                  {.max_tokens = static_cast<int>(answer.size()), .sampling = request.sampling, .ignore_eos = true});
     ++draws_;
     if (result.tokens != answer) ++other_draws_;
-    require(other_draws_ <= 1 + draws_ / 50, "draws differ from generate's");
+    // Products with quantised weights round otherwise for several rows than for one, so that borders lie elsewhere.
+    const int one_in = model_.model->info().quantization == "none" ? 50 : 5;
+    require(other_draws_ <= 1 + draws_ / one_in,
+            std::to_string(other_draws_) + " of " + std::to_string(draws_) + " answers differ from generate's draws");
   }
 
   // What the engine would hand to the next request is as long as it says, and answers as what was computed alone.
